@@ -1,0 +1,69 @@
+/* common/model/gguf.h - a GGUF file, mapped and checked.
+ *
+ * Purpose    Opens a GGUF (version 2 or 3, little-endian) by mmap and gives its metadata and tensors. Every number of the
+ *            file is checked against the file's size and the numbers it is combined with before it is used, so nothing
+ *            that is returned points outside the mapping. It knows no model: hparams.h does.
+ * Ownership  gguf_open/gguf_close. All pointers returned live until gguf_close. Strings are not 0-terminated: struct text.
+ * Threading  Open and close on one thread; everything else is read-only and may be called from any.
+ * Invariants 1. data of every tensor lies inside the file, aligned to general.alignment; no two tensors overlap.
+ *            2. Names of tensors and keys are unique.
+ *            3. Memory used besides the mapping is bounded by 64 bytes for each key and tensor that the file really holds.
+ * Errors     STATUS_BAD_MODEL (names the field and the byte offset), STATUS_IO, STATUS_OUT_OF_MEMORY.
+ */
+#ifndef SLUICE_COMMON_MODEL_GGUF_H
+#define SLUICE_COMMON_MODEL_GGUF_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/error.h"
+#include "common/model/tensor_type.h"
+
+struct text {
+    const char *data;
+    size_t len;
+};
+
+struct gguf_tensor {
+    struct text name;
+    enum tensor_type type;
+    uint32_t n_dims;    /* 1..4 */
+    uint64_t ne[4];     /* elements; ne[0] runs fastest: a matrix [N rows][K] has ne = {K, N, 1, 1} */
+    uint64_t bytes;
+    uint64_t file_offset;
+    const uint8_t *data;
+};
+
+struct gguf;
+
+enum status gguf_open(const char *path, struct gguf **out, struct error *err);
+/* The same over memory that the caller keeps alive (tests, fuzzing). */
+enum status gguf_open_memory(const void *data, size_t len, struct gguf **out, struct error *err);
+void gguf_close(struct gguf *g);
+
+uint64_t gguf_file_bytes(const struct gguf *g);
+uint32_t gguf_n_tensors(const struct gguf *g);
+const struct gguf_tensor *gguf_tensor(const struct gguf *g, uint32_t index);
+const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name); /* NULL: absent */
+uint32_t gguf_n_keys(const struct gguf *g);
+
+/* Metadata. Found: 1 and *out written. Absent or of another type: 0 and *out untouched. Integers of any width that fit
+ * are accepted by gguf_u64; gguf_f64 takes any float. */
+int gguf_u64(const struct gguf *g, const char *key, uint64_t *out);
+int gguf_f64(const struct gguf *g, const char *key, double *out);
+int gguf_bool(const struct gguf *g, const char *key, int *out);
+int gguf_text(const struct gguf *g, const char *key, struct text *out);
+int gguf_has(const struct gguf *g, const char *key);
+
+/* Arrays: *n elements. gguf_text_at walks from the last element it gave, so reading in order is linear. */
+int gguf_array_texts(const struct gguf *g, const char *key, uint64_t *n);
+enum status gguf_read_texts(const struct gguf *g, const char *key, struct text *out /* [n] */, uint64_t n);
+int gguf_array_f32(const struct gguf *g, const char *key, uint64_t *n);
+enum status gguf_read_f32(const struct gguf *g, const char *key, float *out /* [n] */, uint64_t n);
+int gguf_array_ints(const struct gguf *g, const char *key, uint64_t *n);
+enum status gguf_read_i64(const struct gguf *g, const char *key, int64_t *out /* [n] */, uint64_t n);
+
+/* SHA-256 over header, tensor table, file size, and first and last 4 KiB of every tensor (design.md). */
+void gguf_hash(const struct gguf *g, uint8_t out[32]);
+
+#endif

@@ -1,0 +1,28 @@
+/* common/model/split.h - which layers each stage runs.
+ *
+ * Purpose    `--split auto|K1,K2,...`. auto balances an explicit mix of decode work (bytes of weights read) and prefill
+ *            work (multiply-adds), with the embedding on stage 0 and the head on the last stage counted: in a small model
+ *            the head weighs as much as a dozen layers in decode and nothing in prefill.
+ * Threading  Pure.
+ * Errors     STATUS_CONFIG: not S-1 ascending layers in 1..n_layers-1, or fewer layers than stages; both numbers named.
+ */
+#ifndef SLUICE_COMMON_MODEL_SPLIT_H
+#define SLUICE_COMMON_MODEL_SPLIT_H
+
+#include "common/model/hparams.h"
+
+enum { MAX_STAGES = 64 };
+
+struct split {
+    uint32_t n_stages;
+    uint32_t first_layer[MAX_STAGES + 1]; /* stage i runs [first_layer[i], first_layer[i+1]) */
+};
+
+/* spec NULL or "auto": balanced. */
+enum status split_plan(const struct model *m, uint32_t n_stages, const char *spec, struct split *out, struct error *err);
+/* Bytes of weights that a stage holds. */
+uint64_t split_weight_bytes(const struct model *m, const struct split *s, uint32_t stage);
+/* KV bytes of one position over the layers of a stage, f16. */
+uint64_t split_kv_bytes(const struct model *m, const struct split *s, uint32_t stage);
+
+#endif

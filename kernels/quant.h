@@ -1,0 +1,17 @@
+/* kernels/quant.h - decoding of weight blocks.
+ *
+ * Purpose    One row of any supported type to f32, to the bit as gguf-py does (tests/vectors/quants).
+ * Threading  Pure.
+ */
+#ifndef SLUICE_KERNELS_QUANT_H
+#define SLUICE_KERNELS_QUANT_H
+
+#include <stdint.h>
+
+#include "common/model/tensor_type.h"
+
+/* k: a multiple of the type's block. Returns 0 and writes nothing for a type that is not supported yet. */
+int quant_decode_row(enum tensor_type type, const void *src, uint32_t k, float *dst);
+int quant_supported(enum tensor_type type);
+
+#endif
