@@ -7,7 +7,8 @@
  * Threading  Open and close on one thread; everything else is read-only and may be called from any.
  * Invariants 1. data of every tensor lies inside the file, aligned to general.alignment; no two tensors overlap.
  *            2. Names of tensors and keys are unique.
- *            3. Memory used besides the mapping is bounded by 64 bytes for each key and tensor that the file really holds.
+ *            3. Memory used besides the mapping is bounded by 128 bytes for each key and tensor that the file really
+ *               holds, and by 16 MiB.
  * Errors     STATUS_BAD_MODEL (names the field and the byte offset), STATUS_IO, STATUS_OUT_OF_MEMORY.
  */
 #ifndef SLUICE_COMMON_MODEL_GGUF_H
@@ -55,7 +56,8 @@ int gguf_bool(const struct gguf *g, const char *key, int *out);
 int gguf_text(const struct gguf *g, const char *key, struct text *out);
 int gguf_has(const struct gguf *g, const char *key);
 
-/* Arrays: *n elements. gguf_text_at walks from the last element it gave, so reading in order is linear. */
+/* Arrays. gguf_array_X: 1 and *n elements if the key is there as an array of that kind (f32: f64 too; ints: any width,
+ * and bool). gguf_read_X: the first n of them, STATUS_BAD_MODEL if there are fewer or one does not fit. */
 int gguf_array_texts(const struct gguf *g, const char *key, uint64_t *n);
 enum status gguf_read_texts(const struct gguf *g, const char *key, struct text *out /* [n] */, uint64_t n);
 int gguf_array_f32(const struct gguf *g, const char *key, uint64_t *n);

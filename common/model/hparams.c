@@ -1,0 +1,488 @@
+#include "common/model/hparams.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/check.h"
+
+#define BIT(name) (1u << LAYER_##name)
+
+/* Every decoder that is built of RMS norms, grouped-query attention and a gated MLP has these. */
+#define DECODER                                                                                                        \
+    (BIT(ATTN_NORM) | BIT(ATTN_Q) | BIT(ATTN_K) | BIT(ATTN_V) | BIT(ATTN_OUT) | BIT(FFN_NORM) | BIT(FFN_GATE) |        \
+     BIT(FFN_UP) | BIT(FFN_DOWN))
+
+static const struct arch archs[] = {
+    {.name = "llama", .rope = ROPE_ADJACENT, .gate = GATE_SILU, .required = DECODER},
+};
+
+enum {
+    MAX_LAYERS = 1024,
+    MAX_WIDTH = 1 << 24, /* any number of elements of a row: products of two fit 64 bits with room */
+    MAX_NAME = 96,
+};
+
+/* --- reading keys ------------------------------------------------------------------------------------------------------- */
+
+static int text_is(struct text t, const char *s)
+{
+    return t.len == strlen(s) && memcmp(t.data, s, t.len) == 0;
+}
+
+/* Printable ASCII, others as '?', for messages. */
+static void printable(char *out, size_t size, struct text t)
+{
+    size_t n = 0;
+    for (; n < t.len && n + 1 < size; n++)
+        out[n] = t.data[n] >= 0x20 && t.data[n] < 0x7f ? t.data[n] : '?';
+    out[n] = 0;
+}
+
+static void arch_key(char out[MAX_NAME], const struct arch *arch, const char *suffix)
+{
+    snprintf(out, MAX_NAME, "%s.%s", arch->name, suffix);
+}
+
+struct reader {
+    const struct gguf *gguf;
+    const struct arch *arch;
+    struct error *err;
+};
+
+/* Absent: *out keeps its default. */
+static enum status read_u32(const struct reader *r, const char *suffix, uint32_t min, uint32_t max, uint32_t *out)
+{
+    char key[MAX_NAME];
+    uint64_t v;
+    arch_key(key, r->arch, suffix);
+    if (!gguf_has(r->gguf, key))
+        return STATUS_OK;
+    if (!gguf_u64(r->gguf, key, &v))
+        return error_set(r->err, STATUS_BAD_MODEL, "%s is not one unsigned integer", key);
+    if (v < min || v > max)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s is %" PRIu64 ", not in %u..%u", key, v, min, max);
+    *out = (uint32_t)v;
+    return STATUS_OK;
+}
+
+static enum status need_u32(const struct reader *r, const char *suffix, uint32_t min, uint32_t max, uint32_t *out)
+{
+    char key[MAX_NAME];
+    arch_key(key, r->arch, suffix);
+    if (!gguf_has(r->gguf, key))
+        return error_set(r->err, STATUS_BAD_MODEL, "%s is missing", key);
+    return read_u32(r, suffix, min, max, out);
+}
+
+/* Absent: *out keeps its default. */
+static enum status read_f32(const struct reader *r, const char *suffix, double min, double max, float *out)
+{
+    char key[MAX_NAME];
+    double v;
+    arch_key(key, r->arch, suffix);
+    if (!gguf_has(r->gguf, key))
+        return STATUS_OK;
+    if (!gguf_f64(r->gguf, key, &v))
+        return error_set(r->err, STATUS_BAD_MODEL, "%s is not a float", key);
+    if (!(v >= min && v <= max))
+        return error_set(r->err, STATUS_BAD_MODEL, "%s is %g, not in %g..%g", key, v, min, max);
+    *out = (float)v;
+    return STATUS_OK;
+}
+
+/* --- what is not supported ---------------------------------------------------------------------------------------------- */
+
+static enum status find_arch(const struct gguf *g, const struct arch **out, struct error *err)
+{
+    struct text name;
+    char shown[48], supported[128] = "";
+    if (!gguf_text(g, "general.architecture", &name))
+        return error_set(err, STATUS_BAD_MODEL, "general.architecture is missing or not a text");
+    for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
+        size_t n = strlen(supported);
+        if (text_is(name, archs[i].name)) {
+            *out = &archs[i];
+            return STATUS_OK;
+        }
+        snprintf(supported + n, sizeof supported - n, "%s%s", n ? ", " : "", archs[i].name);
+    }
+    printable(shown, sizeof shown, name);
+    return error_set(err, STATUS_BAD_MODEL, "architecture '%s' is not supported yet; supported: %s", shown, supported);
+}
+
+/* Files that are not one whole model. */
+static enum status refuse_parts(const struct gguf *g, struct error *err)
+{
+    struct text type;
+    char shown[48];
+    uint64_t n;
+    if (gguf_text(g, "general.type", &type) && !text_is(type, "model")) {
+        printable(shown, sizeof shown, type);
+        return error_set(err, STATUS_BAD_MODEL, "general.type is '%s', not 'model'", shown);
+    }
+    if (gguf_u64(g, "split.count", &n) && n > 1)
+        return error_set(err, STATUS_BAD_MODEL, "split.count is %" PRIu64 ": a model in several files is not supported yet",
+                         n);
+    return STATUS_OK;
+}
+
+static enum status refuse_rope_scaling(const struct reader *r)
+{
+    char key[MAX_NAME], shown[48];
+    struct text type;
+    double factor;
+    arch_key(key, r->arch, "rope.scaling.type");
+    if (gguf_text(r->gguf, key, &type) && !text_is(type, "none")) {
+        printable(shown, sizeof shown, type);
+        return error_set(r->err, STATUS_BAD_MODEL, "%s '%s' is not supported yet", key, shown);
+    }
+    arch_key(key, r->arch, "rope.scale_linear");
+    if (gguf_f64(r->gguf, key, &factor) && factor != 1)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s %g is not supported yet", key, factor);
+    return STATUS_OK;
+}
+
+/* What would change the results and is not computed. */
+static enum status refuse_features(const struct reader *r)
+{
+    char key[MAX_NAME];
+    uint32_t n_experts = 0, window = 0;
+    int causal;
+    TRY(read_u32(r, "expert_count", 0, UINT32_MAX, &n_experts));
+    if (n_experts > 0)
+        return error_set(r->err, STATUS_BAD_MODEL, "architecture '%s' with %u experts is not supported yet", r->arch->name,
+                         n_experts);
+    TRY(read_u32(r, "attention.sliding_window", 0, UINT32_MAX, &window));
+    if (window > 0)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s.attention.sliding_window %u is not supported yet", r->arch->name,
+                         window);
+    arch_key(key, r->arch, "attention.causal");
+    if (gguf_bool(r->gguf, key, &causal) && !causal)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s false: this is not a model that generates", key);
+    return refuse_rope_scaling(r);
+}
+
+/* --- hyper-parameters --------------------------------------------------------------------------------------------------- */
+
+static enum status read_heads(const struct reader *r, struct hparams *hp)
+{
+    uint32_t value_length;
+    TRY(need_u32(r, "attention.head_count", 1, 65536, &hp->n_heads));
+    hp->n_kv_heads = hp->n_heads;
+    TRY(read_u32(r, "attention.head_count_kv", 1, 65536, &hp->n_kv_heads));
+    if (hp->n_heads % hp->n_kv_heads != 0)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s.attention.head_count %u is no multiple of head_count_kv %u",
+                         r->arch->name, hp->n_heads, hp->n_kv_heads);
+    hp->head_dim = hp->n_embd / hp->n_heads;
+    TRY(read_u32(r, "attention.key_length", 1, 65536, &hp->head_dim));
+    if (hp->head_dim < 2 || hp->head_dim % 2 != 0)
+        return error_set(r->err, STATUS_BAD_MODEL,
+                         "a head has %u elements (embedding_length %u, head_count %u): rotation needs an even number",
+                         hp->head_dim, hp->n_embd, hp->n_heads);
+    value_length = hp->head_dim;
+    TRY(read_u32(r, "attention.value_length", 1, 65536, &value_length));
+    if (value_length != hp->head_dim)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s.attention.value_length %u is not key_length %u", r->arch->name,
+                         value_length, hp->head_dim);
+    if ((uint64_t)hp->n_heads * hp->head_dim > MAX_WIDTH)
+        return error_set(r->err, STATUS_BAD_MODEL, "%u heads of %u elements are more than any model has", hp->n_heads,
+                         hp->head_dim);
+    return STATUS_OK;
+}
+
+static enum status read_rope(const struct reader *r, struct hparams *hp)
+{
+    hp->n_rot = hp->head_dim;
+    TRY(read_u32(r, "rope.dimension_count", 2, hp->head_dim, &hp->n_rot));
+    if (hp->n_rot % 2 != 0)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s.rope.dimension_count %u is odd", r->arch->name, hp->n_rot);
+    hp->rope_theta = 10000.0f;
+    return read_f32(r, "rope.freq_base", 1, 1e30, &hp->rope_theta);
+}
+
+static enum status read_hparams(const struct reader *r, struct hparams *hp)
+{
+    hp->arch = r->arch;
+    TRY(need_u32(r, "block_count", 1, MAX_LAYERS, &hp->n_layers));
+    TRY(need_u32(r, "embedding_length", 1, MAX_WIDTH, &hp->n_embd));
+    TRY(need_u32(r, "feed_forward_length", 1, MAX_WIDTH, &hp->n_ff));
+    TRY(need_u32(r, "context_length", 1, INT32_MAX, &hp->n_context));
+    TRY(read_heads(r, hp));
+    TRY(read_rope(r, hp));
+    hp->rms_eps = -1;
+    TRY(read_f32(r, "attention.layer_norm_rms_epsilon", 0, 1, &hp->rms_eps));
+    if (hp->rms_eps < 0)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s.attention.layer_norm_rms_epsilon is missing", r->arch->name);
+    return STATUS_OK;
+}
+
+/* The vocabulary is as large as the embedding; the list of tokens, where the file has one, must agree. */
+static enum status read_vocab(const struct reader *r, struct hparams *hp)
+{
+    const struct gguf_tensor *embd = gguf_find_tensor(r->gguf, "token_embd.weight");
+    uint64_t n_tokens;
+    if (!embd)
+        return error_set(r->err, STATUS_BAD_MODEL, "tensor token_embd.weight is missing");
+    if (embd->ne[1] > MAX_WIDTH)
+        return error_set(r->err, STATUS_BAD_MODEL, "tensor token_embd.weight has %" PRIu64 " rows", embd->ne[1]);
+    hp->n_vocab = (uint32_t)embd->ne[1];
+    if (gguf_array_texts(r->gguf, "tokenizer.ggml.tokens", &n_tokens) && n_tokens != hp->n_vocab)
+        return error_set(r->err, STATUS_BAD_MODEL,
+                         "tokenizer.ggml.tokens has %" PRIu64 " entries, tensor token_embd.weight %u rows", n_tokens,
+                         hp->n_vocab);
+    hp->tied_head = !gguf_find_tensor(r->gguf, "output.weight");
+    return STATUS_OK;
+}
+
+/* --- tensors ------------------------------------------------------------------------------------------------------------ */
+
+static enum status check_shape(const struct gguf_tensor *t, const char *name, uint64_t ne0, uint64_t ne1, struct error *err)
+{
+    if (t->ne[0] != ne0 || t->ne[1] != ne1 || t->ne[2] != 1 || t->ne[3] != 1)
+        return error_set(err, STATUS_BAD_MODEL,
+                         "tensor %s is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64 ", not %" PRIu64 " x %" PRIu64,
+                         name, t->ne[0], t->ne[1], t->ne[2], t->ne[3], ne0, ne1);
+    if (ne1 == 1 && t->type != TENSOR_F32)
+        return error_set(err, STATUS_BAD_MODEL, "tensor %s is a vector of type %s, not F32", name,
+                         tensor_type_info(t->type)->name);
+    return STATUS_OK;
+}
+
+static enum status need_tensor(const struct model *m, const char *name, uint64_t ne0, uint64_t ne1,
+                               const struct gguf_tensor **out, struct error *err)
+{
+    const struct gguf_tensor *t = gguf_find_tensor(m->gguf, name);
+    if (!t)
+        return error_set(err, STATUS_BAD_MODEL, "tensor %s is missing", name);
+    TRY(check_shape(t, name, ne0, ne1, err));
+    *out = t;
+    return STATUS_OK;
+}
+
+static void layer_tensor_name(char out[MAX_NAME], uint32_t layer, uint32_t which)
+{
+    static const char *const suffixes[N_LAYER_TENSORS] = {
+#define X(name, suffix) suffix,
+        LAYER_TENSOR_MAP(X)
+#undef X
+    };
+    snprintf(out, MAX_NAME, "blk.%u.%s", layer, suffixes[which]);
+}
+
+static void layer_shape(const struct hparams *hp, uint32_t which, uint64_t *ne0, uint64_t *ne1)
+{
+    enum dim { ONE, EMBD, FF, HEAD, Q, KV };
+    static const struct {
+        uint8_t k, n; /* elements of a row, rows */
+    } shapes[N_LAYER_TENSORS] = {
+        [LAYER_ATTN_NORM] = {EMBD, ONE}, [LAYER_ATTN_Q] = {EMBD, Q},       [LAYER_ATTN_K] = {EMBD, KV},
+        [LAYER_ATTN_V] = {EMBD, KV},     [LAYER_ATTN_Q_BIAS] = {Q, ONE},   [LAYER_ATTN_K_BIAS] = {KV, ONE},
+        [LAYER_ATTN_V_BIAS] = {KV, ONE}, [LAYER_ATTN_Q_NORM] = {HEAD, ONE}, [LAYER_ATTN_K_NORM] = {HEAD, ONE},
+        [LAYER_ATTN_OUT] = {Q, EMBD},    [LAYER_ATTN_POST_NORM] = {EMBD, ONE}, [LAYER_FFN_NORM] = {EMBD, ONE},
+        [LAYER_FFN_GATE] = {EMBD, FF},   [LAYER_FFN_UP] = {EMBD, FF},      [LAYER_FFN_DOWN] = {FF, EMBD},
+        [LAYER_FFN_POST_NORM] = {EMBD, ONE},
+    };
+    const uint64_t size[] = {
+        [ONE] = 1,
+        [EMBD] = hp->n_embd,
+        [FF] = hp->n_ff,
+        [HEAD] = hp->head_dim,
+        [Q] = (uint64_t)hp->n_heads * hp->head_dim,
+        [KV] = (uint64_t)hp->n_kv_heads * hp->head_dim,
+    };
+    *ne0 = size[shapes[which].k];
+    *ne1 = size[shapes[which].n];
+}
+
+enum status model_layer(const struct model *m, uint32_t layer, const struct gguf_tensor *out[N_LAYER_TENSORS],
+                        struct error *err)
+{
+    const struct gguf_tensor *found[N_LAYER_TENSORS] = {0};
+    CHECK(layer < m->hp.n_layers);
+    for (uint32_t i = 0; i < N_LAYER_TENSORS; i++) {
+        char name[MAX_NAME];
+        uint64_t ne0, ne1;
+        int required = m->hp.arch->required >> i & 1, optional = m->hp.arch->optional >> i & 1;
+        if (!required && !optional)
+            continue;
+        layer_tensor_name(name, layer, i);
+        layer_shape(&m->hp, i, &ne0, &ne1);
+        if (required || gguf_find_tensor(m->gguf, name))
+            TRY(need_tensor(m, name, ne0, ne1, &found[i], err));
+    }
+    memcpy(out, found, sizeof found);
+    return STATUS_OK;
+}
+
+enum status model_embedding(const struct model *m, const struct gguf_tensor **embd, struct error *err)
+{
+    return need_tensor(m, "token_embd.weight", m->hp.n_embd, m->hp.n_vocab, embd, err);
+}
+
+enum status model_head(const struct model *m, const struct gguf_tensor **out_norm, const struct gguf_tensor **head,
+                       struct error *err)
+{
+    const struct gguf_tensor *norm;
+    const char *name = m->hp.tied_head ? "token_embd.weight" : "output.weight";
+    TRY(need_tensor(m, "output_norm.weight", m->hp.n_embd, 1, &norm, err));
+    TRY(need_tensor(m, name, m->hp.n_embd, m->hp.n_vocab, head, err));
+    *out_norm = norm;
+    return STATUS_OK;
+}
+
+const struct gguf_tensor *model_rope_freqs(const struct model *m)
+{
+    return gguf_find_tensor(m->gguf, "rope_freqs.weight");
+}
+
+/* Divisors of the rotary frequencies. Few, and read by every stage: so their values are checked here too. */
+static enum status check_rope_freqs(const struct model *m, struct error *err)
+{
+    const struct gguf_tensor *t = model_rope_freqs(m);
+    if (!t)
+        return STATUS_OK;
+    TRY(check_shape(t, "rope_freqs.weight", m->hp.n_rot / 2, 1, err));
+    for (uint32_t i = 0; i < m->hp.n_rot / 2; i++) {
+        float f;
+        memcpy(&f, t->data + 4 * (size_t)i, 4);
+        if (!(f > 0) || !isfinite(f))
+            return error_set(err, STATUS_BAD_MODEL, "rope_freqs.weight at byte %" PRIu64 " is %g: a divisor is above 0",
+                             t->file_offset + 4 * (uint64_t)i, (double)f);
+    }
+    return STATUS_OK;
+}
+
+static int is_part(const struct model *m, struct text name)
+{
+    char layer_name[MAX_NAME], copy[MAX_NAME];
+    unsigned layer;
+    if (text_is(name, "token_embd.weight") || text_is(name, "output_norm.weight") || text_is(name, "output.weight") ||
+        text_is(name, "rope_freqs.weight"))
+        return 1;
+    if (name.len >= sizeof copy)
+        return 0;
+    memcpy(copy, name.data, name.len);
+    copy[name.len] = 0;
+    if (sscanf(copy, "blk.%6u.", &layer) != 1 || layer >= m->hp.n_layers)
+        return 0;
+    for (uint32_t i = 0; i < N_LAYER_TENSORS; i++) {
+        layer_tensor_name(layer_name, layer, i);
+        if (((m->hp.arch->required | m->hp.arch->optional) >> i & 1) && strcmp(copy, layer_name) == 0)
+            return 1;
+    }
+    /* Old converters stored the rotary frequencies, which follow from freq_base, in every layer. */
+    snprintf(layer_name, sizeof layer_name, "blk.%u.attn_rot_embd.weight", layer);
+    return strcmp(copy, layer_name) == 0;
+}
+
+/* A tensor that nobody would use means another model than the one that would run. */
+static enum status refuse_strangers(const struct model *m, struct error *err)
+{
+    for (uint32_t i = 0; i < gguf_n_tensors(m->gguf); i++) {
+        const struct gguf_tensor *t = gguf_tensor(m->gguf, i);
+        char shown[MAX_NAME];
+        if (is_part(m, t->name))
+            continue;
+        printable(shown, sizeof shown, t->name);
+        return error_set(err, STATUS_BAD_MODEL, "tensor %s is not supported yet in architecture '%s' with %u layers", shown,
+                         m->hp.arch->name, m->hp.n_layers);
+    }
+    return STATUS_OK;
+}
+
+static enum status check_tensors(const struct model *m, struct error *err)
+{
+    const struct gguf_tensor *layer[N_LAYER_TENSORS], *embd, *norm, *head;
+    TRY(model_embedding(m, &embd, err));
+    TRY(model_head(m, &norm, &head, err));
+    for (uint32_t i = 0; i < m->hp.n_layers; i++)
+        TRY(model_layer(m, i, layer, err));
+    TRY(check_rope_freqs(m, err));
+    return refuse_strangers(m, err);
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------------------ */
+
+/* Bytes of the UTF-8 character at p, 0 if it is none or a control character. */
+static size_t character(const uint8_t *p, size_t n)
+{
+    size_t len = p[0] < 0x80 ? 1 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
+                                                                 : p[0] >= 0xf0 && p[0] < 0xf5   ? 4
+                                                                                                 : 0;
+    if (len == 0 || len > n || p[0] < 0x20 || p[0] == 0x7f)
+        return 0;
+    for (size_t i = 1; i < len; i++)
+        if ((p[i] & 0xc0) != 0x80)
+            return 0;
+    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
+        (p[0] == 0xf4 && p[1] > 0x8f))
+        return 0;
+    return len;
+}
+
+/* The name goes to clients in JSON: valid UTF-8, whole characters, no controls. */
+static void set_name(struct model *m, const char *path)
+{
+    static const char suffix[] = ".gguf";
+    const char *file = strrchr(path, '/');
+    struct text t;
+    size_t at = 0, n = 0;
+    if (!gguf_text(m->gguf, "general.name", &t) || t.len == 0) {
+        t.data = file ? file + 1 : path;
+        t.len = strlen(t.data);
+        if (t.len > sizeof suffix - 1 && strcmp(t.data + t.len - (sizeof suffix - 1), suffix) == 0)
+            t.len -= sizeof suffix - 1;
+    }
+    while (at < t.len) {
+        size_t len = character((const uint8_t *)t.data + at, t.len - at);
+        if (n + (len ? len : 1) >= sizeof m->name)
+            break;
+        if (len)
+            memcpy(m->name + n, t.data + at, len);
+        else
+            m->name[n] = '?';
+        at += len ? len : 1;
+        n += len ? len : 1;
+    }
+    m->name[n] = 0;
+}
+
+enum status model_from_gguf(struct gguf *g, const char *path, struct model *out, struct error *err)
+{
+    struct model m = {.gguf = g};
+    struct reader r = {.gguf = g, .err = err};
+    TRY(refuse_parts(g, err));
+    TRY(find_arch(g, &r.arch, err));
+    TRY(refuse_features(&r));
+    TRY(read_hparams(&r, &m.hp));
+    TRY(read_vocab(&r, &m.hp));
+    TRY(check_tensors(&m, err));
+    set_name(&m, path);
+    gguf_hash(g, m.hash);
+    *out = m;
+    return STATUS_OK;
+}
+
+enum status model_open(const char *path, struct model *out, struct error *err)
+{
+    struct gguf *g;
+    TRY(gguf_open(path, &g, err));
+    enum status s = model_from_gguf(g, path, out, err);
+    if (s == STATUS_OK)
+        return s;
+    gguf_close(g);
+    if (err) {
+        char said[sizeof err->message];
+        snprintf(said, sizeof said, "%s", err->message);
+        error_set(err, s, "%.100s: %s", path, said);
+    }
+    return s;
+}
+
+void model_close(struct model *m)
+{
+    gguf_close(m->gguf);
+    memset(m, 0, sizeof *m);
+}
