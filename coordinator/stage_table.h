@@ -1,0 +1,97 @@
+/* coordinator/stage_table.h - what is known of every stage and every attached stream.
+ *
+ * Purpose    The facts behind the pipeline's decisions and the status page: who serves which stage, what it said, when it
+ *            was last heard. It decides nothing (pipeline does) and sends nothing.
+ * Ownership  stage_table_create/destroy. Ports are copied; pointers into the table are read-only for others and valid until
+ *            the next change.
+ * Threading  Engine thread only.
+ * Invariants 1. An attachment serves at most one stage, a stage is served by at most one attachment.
+ *            2. State LOADING, LINKING and READY have an attachment; ATTACHING and LOST have none.
+ *            3. Attachment ids are never reused.
+ * Errors     FULL (attach), OUT_OF_MEMORY (create).
+ *
+ *    ATTACHING --claim--> LOADING --loaded--> LINKING <--ready / unlink--> READY
+ *        ^                   |                   |                           |
+ *      (start)               +---------------- lose ------------------------+--> LOST --claim--> LOADING
+ */
+#ifndef SLUICE_COORDINATOR_STAGE_TABLE_H
+#define SLUICE_COORDINATOR_STAGE_TABLE_H
+
+#include <stdint.h>
+
+#include "common/model/split.h"
+#include "common/wire/control.h"
+#include "coordinator/engine.h" /* struct stage_port */
+
+enum stage_state { STAGE_ATTACHING, STAGE_LOADING, STAGE_LINKING, STAGE_READY, STAGE_LOST, STAGE_N_STATES };
+
+enum { STAGE_NONE = -1 };
+
+struct stage_entry {
+    enum stage_state state;
+    uint64_t attachment;       /* 0: none */
+    struct msg_hello hello;    /* of the present or the last one */
+    struct msg_loaded loaded;  /* valid in LINKING and READY */
+    uint32_t restarts;         /* incarnations after the first */
+    int64_t assigned_ns;       /* when ASSIGN went out */
+    int64_t heard_ns;          /* last message of any kind */
+    int64_t progress_ns;       /* when layer_counter last grew, or the stage was last not busy */
+    uint64_t layer_counter;
+    uint32_t busy;             /* as its last heartbeat said */
+    uint64_t acked, linked;    /* epoch numbers it acknowledged and said READY for, 0: none */
+    uint32_t missed_steps;     /* deadlines of epoch steps it missed in a row */
+    int64_t last_tick_ns;      /* when a timing of it last came, 0: never */
+    int64_t busy_since_ns;     /* start of the window of busy_ratio */
+    uint64_t busy_us;          /* compute time in it */
+    double busy_ratio;         /* of the last full window, 0..1 */
+};
+
+struct stage_attachment {
+    uint64_t id;               /* 0: free place */
+    struct stage_port port;
+    int stage;                 /* STAGE_NONE before HELLO */
+    int64_t attached_ns;
+};
+
+struct stage_table;
+
+enum status stage_table_create(uint32_t n_stages, struct stage_table **out);
+void stage_table_destroy(struct stage_table *t);
+uint32_t stage_table_size(const struct stage_table *t);
+const struct stage_entry *stage_table_at(const struct stage_table *t, uint32_t stage);
+
+/* *id > 0. FULL: more streams than twice the stages and eight. */
+enum status stage_table_attach(struct stage_table *t, const struct stage_port *port, int64_t now_ns, uint64_t *id);
+/* NULL: detached. */
+const struct stage_attachment *stage_table_attachment(const struct stage_table *t, uint64_t id);
+/* Iterates: the attachment with the smallest id > after, NULL: none. */
+const struct stage_attachment *stage_table_next(const struct stage_table *t, uint64_t after);
+/* The attachment is gone; the stage that it served becomes LOST. Returns that stage or STAGE_NONE. */
+int stage_table_detach(struct stage_table *t, uint64_t id);
+
+/* Attachment id serves hello->stage from now on: LOADING. The stage must have no attachment. */
+void stage_table_claim(struct stage_table *t, uint64_t id, const struct msg_hello *hello, int64_t now_ns);
+void stage_table_loaded(struct stage_table *t, uint32_t stage, const struct msg_loaded *l);  /* -> LINKING */
+void stage_table_acked(struct stage_table *t, uint32_t stage, uint64_t epoch);
+void stage_table_ready(struct stage_table *t, uint32_t stage, uint64_t epoch);               /* -> READY */
+void stage_table_unlink(struct stage_table *t);                                              /* every READY -> LINKING */
+void stage_table_missed(struct stage_table *t, uint32_t stage);
+
+void stage_table_heard(struct stage_table *t, uint32_t stage, int64_t now_ns);
+void stage_table_heartbeat(struct stage_table *t, uint32_t stage, const struct msg_heartbeat *h, int64_t now_ns);
+void stage_table_progress(struct stage_table *t, uint32_t stage, uint64_t layer_counter, int64_t now_ns);
+void stage_table_timing(struct stage_table *t, const struct stage_timing *timing, int64_t now_ns);
+/* The coordinator itself stood still: every stage's times move on by gap_ns, so that no deadline passes for it. */
+void stage_table_skip(struct stage_table *t, int64_t gap_ns);
+
+uint32_t stage_table_count(const struct stage_table *t, enum stage_state state);
+uint64_t stage_table_highest_epoch(const struct stage_table *t); /* over what the present stages reported */
+uint32_t stage_table_smallest_pool(const struct stage_table *t); /* blocks, over LINKING and READY stages */
+/* "attaching", "loading", "linking", "ready", "lost" */
+const char *stage_state_name(enum stage_state s);
+/* Milliseconds since its last timing; 0 when it never had one. */
+uint64_t stage_table_tick_age_ms(const struct stage_table *t, uint32_t stage, int64_t now_ns);
+
+int stage_table__check(const struct stage_table *t, const char **why);
+
+#endif
