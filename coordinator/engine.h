@@ -27,7 +27,7 @@ struct request; /* coordinator/request.h */
 struct stage_port {
     void *ctx;
     enum status (*send)(void *ctx, const struct to_stage *m); /* m->plan stays the engine's */
-    void (*close)(void *ctx, const struct error *why);
+    void (*close)(void *ctx, const struct error *why); /* last call on the port; exactly once for every attachment */
 };
 
 struct engine_options {
@@ -38,7 +38,10 @@ struct engine_options {
 };
 
 enum status engine_create(const struct engine_options *o, struct engine **out, struct error *err);
-void engine_destroy(struct engine *e); /* ends everything now; running requests get their terminal event */
+/* Ends everything now: requests get their terminal event, ports are closed, the thread is joined. Calls that come later are
+ * refused (submit) or ignored, so that the gRPC side can be taken down after it. */
+void engine_stop(struct engine *e);
+void engine_destroy(struct engine *e); /* stops first if need be */
 
 /* Stages. attach returns an id > 0 that the other two name. A result inside m passes to the engine. */
 uint64_t engine_stage_attached(struct engine *e, const struct stage_port *port);
@@ -56,5 +59,7 @@ int engine_idle(struct engine *e); /* nothing queued or running */
 void engine_status(struct engine *e, struct service_status *out);
 void engine_metrics(struct engine *e, struct buf *out);
 int engine_ready(struct engine *e);
+/* Numerics profile that the stages reported; "" before the first one. Static size, lives with the engine. */
+const char *engine_profile(const struct engine *e);
 
 #endif

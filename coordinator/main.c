@@ -1,0 +1,221 @@
+/* coordinator/main.c - program sluice-coordinator: reads the model's head, starts engine and services, drains on SIGTERM. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/address.h"
+#include "common/base/clock.h"
+#include "common/base/trace.h"
+#include "coordinator/service.h"
+
+#define LOG_MODULE "main"
+#include "common/base/log.h"
+
+enum { TEXT_THREADS = 2, GRACE_MS = 500 };
+
+struct coordinator {
+    struct config config;
+    struct model model;
+    struct split split;
+    struct tokenizer *tokenizer;
+    struct chat_template *chat_template;
+    struct text_workers *workers;
+    struct engine *engine;
+    struct service *service;
+    char secret[65];
+    char *names; /* cut at the commas */
+    struct service_options options;
+};
+
+static enum status check_config(struct coordinator *c, struct error *err)
+{
+    struct address a;
+    if (!c->config.model)
+        return error_set(err, STATUS_CONFIG, "--model FILE is missing");
+    TRY(address_parse(c->config.grpc, -1, "grpc", &a, err));
+    TRY(config_secret(&c->config, c->secret, err));
+    if (!address_is_loopback(&a) && !c->secret[0])
+        return error_set(err, STATUS_CONFIG, "--grpc %s can be reached from other machines: give --token-file", c->config.grpc);
+    if (strcmp(c->config.kv_type, "f16") != 0)
+        return error_set(err, STATUS_CONFIG, "--kv-type: %s is not built yet; f16 is", c->config.kv_type);
+    return STATUS_OK;
+}
+
+/* --chat-template (a built-in's name or a file), else the model's own. */
+static enum status open_template(struct coordinator *c, struct error *err)
+{
+    const char *choice = c->config.chat_template;
+    struct text source = {NULL, 0};
+    char *file_text = NULL;
+    if (choice && chat_template_builtin(choice)) {
+        source = (struct text){chat_template_builtin(choice), strlen(chat_template_builtin(choice))};
+    } else if (choice) {
+        enum { MAX_TEMPLATE_BYTES = 1 << 20 };
+        FILE *f = fopen(choice, "rb");
+        file_text = f ? malloc(MAX_TEMPLATE_BYTES) : NULL;
+        if (file_text)
+            source = (struct text){file_text, fread(file_text, 1, MAX_TEMPLATE_BYTES, f)};
+        if (f)
+            fclose(f);
+        if (!source.len)
+            return error_set(err, STATUS_CONFIG, "--chat-template %.200s: neither a built-in (chatml) nor a readable file", choice);
+    } else if (!gguf_text(c->model.gguf, "tokenizer.chat_template", &source)) {
+        LOG_WARN("%s has no chat template: only plain completion is served; --chat-template names one", c->config.model);
+        return STATUS_OK;
+    }
+    enum status s = chat_template_open(source.data, source.len, c->config.python, c->tokenizer, &c->chat_template, err);
+    free(file_text);
+    return s;
+}
+
+static enum status set_names(struct coordinator *c)
+{
+    c->names = strdup(c->config.model_name ? c->config.model_name : c->model.name);
+    if (!c->names)
+        return STATUS_OUT_OF_MEMORY;
+    char *save = NULL;
+    for (char *name = strtok_r(c->names, ",", &save); name; name = strtok_r(NULL, ",", &save))
+        if (c->options.n_names < 16)
+            c->options.names[c->options.n_names++] = name;
+    if (!c->options.n_names)
+        c->options.names[c->options.n_names++] = c->model.name;
+    return STATUS_OK;
+}
+
+static enum status start(struct coordinator *c, struct error *err)
+{
+    TRY(check_config(c, err));
+    TRY(model_open(c->config.model, &c->model, err));
+    TRY(split_plan(&c->model, (uint32_t)c->config.stages, c->config.split, &c->split, err));
+    TRY(tokenizer_create(c->model.gguf, &c->tokenizer, err));
+    TRY(open_template(c, err));
+    if (set_names(c) != STATUS_OK)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory");
+    int64_t context = c->config.context;
+    if (context < 0)
+        context = c->model.hp.n_context;
+    if (context > c->model.hp.n_context)
+        return error_set(err, STATUS_CONFIG, "--context: %lld is not allowed; the model was made for %u", (long long)context,
+                         c->model.hp.n_context);
+    c->config.context = context;
+    uint32_t max_jobs = (uint32_t)(c->config.queue_requests + c->config.slots + 64);
+    if (text_workers_create(TEXT_THREADS, max_jobs, &c->workers) != STATUS_OK)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the text workers");
+    TRY(engine_create(&(struct engine_options){&c->config, &c->model, c->tokenizer, &c->split}, &c->engine, err));
+    struct service_options *o = &c->options;
+    o->config = &c->config;
+    o->engine = c->engine;
+    o->workers = c->workers;
+    o->model = &c->model;
+    o->profile = engine_profile(c->engine);
+    o->secret = c->secret;
+    o->text = (struct text_context){c->tokenizer, c->chat_template, (uint32_t)context,
+                                    c->config.max_answer_tokens > 0 ? (uint32_t)c->config.max_answer_tokens : UINT32_MAX};
+    TRY(service_create(o, &c->service, err));
+    LOG_INFO("%s: %s, %u layers, context %lld, %u tokens; %lld stages; gRPC on %s", o->names[0], c->model.hp.arch->name,
+             c->model.hp.n_layers, (long long)context, c->model.hp.n_vocab, (long long)c->config.stages, c->config.grpc);
+    return STATUS_OK;
+}
+
+static void end(struct coordinator *c)
+{
+    if (c->engine)
+        engine_stop(c->engine);
+    /* Workers first: a job may still hand a request to the (stopped) engine or answer a call. */
+    text_workers_destroy(c->workers);
+    service_destroy(c->service, GRACE_MS);
+    if (c->engine)
+        engine_destroy(c->engine);
+    if (c->chat_template)
+        chat_template_close(c->chat_template);
+    if (c->tokenizer)
+        tokenizer_destroy(c->tokenizer);
+    model_close(&c->model);
+    free(c->names);
+}
+
+/* Waits for a signal; 0 when timeout_ms passed. */
+static int wait_signal(const sigset_t *set, int timeout_ms)
+{
+    struct timespec t = {timeout_ms / 1000, timeout_ms % 1000 * 1000000l};
+    int sig = sigtimedwait(set, NULL, &t);
+    return sig > 0 ? sig : 0;
+}
+
+static int is_end(int sig)
+{
+    return sig == SIGTERM || sig == SIGINT || sig == SIGUSR1;
+}
+
+/* The launcher hands a pipe down: a byte on it says that the service was ready once. */
+static void tell_launcher(void)
+{
+    static int told;
+    int fd = told ? -1 : config_inherited_fd("READY");
+    told = 1;
+    if (fd >= 0) {
+        ssize_t ignored = write(fd, "R", 1);
+        (void)ignored;
+        close(fd);
+    }
+}
+
+static void serve(struct coordinator *c, const sigset_t *set)
+{
+    int serving = -1;
+    int64_t drain_until = INT64_MAX;
+    for (;;) {
+        int sig = wait_signal(set, 50), draining = drain_until != INT64_MAX;
+        if (sig == SIGUSR2)
+            trace_dump(STDERR_FILENO, 0);
+        if (is_end(sig) && draining)
+            return;
+        if (is_end(sig)) {
+            drain_until = clock_now_ns() + c->config.drain_ms * NS_PER_MS;
+            service_drain(c->service, 1);
+        }
+        draining = drain_until != INT64_MAX;
+        int ready = engine_ready(c->engine) && !draining;
+        if (ready)
+            tell_launcher();
+        if (ready != serving)
+            service_set_health(c->service, serving = ready);
+        if (draining && (engine_idle(c->engine) || clock_now_ns() >= drain_until))
+            return;
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct coordinator c = {0};
+    struct error err = {0};
+    enum config_action action;
+    log_open("coordinator");
+    enum status s = config_read(PROGRAM_COORDINATOR, argc, argv, &c.config, &action, &err);
+    if (s == STATUS_OK && action == CONFIG_EXIT)
+        return EXIT_ASKED;
+    if (s == STATUS_OK)
+        s = log_set_levels(c.config.log, &err);
+    trace_install_crash_handler();
+    signal(SIGPIPE, SIG_IGN);
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGUSR2);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL); /* before threads start, so that none takes them */
+    if (s == STATUS_OK)
+        s = start(&c, &err);
+    if (s == STATUS_OK)
+        serve(&c, &set);
+    else
+        LOG_ERROR("%s", err.message);
+    end(&c);
+    if (s == STATUS_OK)
+        LOG_INFO("ended");
+    return status_exit_code(s);
+}

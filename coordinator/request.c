@@ -1,0 +1,171 @@
+#include "coordinator/request.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "common/base/clock.h"
+
+enum { MAX_EMIT_BYTES = 256 << 10 };
+
+const char *request_state_name(enum request_state s)
+{
+    static const char *const names[REQUEST_N_STATES] = {
+        [REQUEST_NEW] = "new",           [REQUEST_QUEUED] = "queued", [REQUEST_READING] = "reading",
+        [REQUEST_DECODING] = "decoding", [REQUEST_DONE] = "done",     [REQUEST_FAILED] = "failed",
+        [REQUEST_CANCELLED] = "cancelled",
+    };
+    return names[s];
+}
+
+static uint64_t random_u64(void)
+{
+    uint64_t v = 0;
+    while (getrandom(&v, sizeof v, 0) != sizeof v)
+        ;
+    return v;
+}
+
+static int copy_bytes(struct arena *a, struct bytes from, struct bytes *to)
+{
+    char *p = arena_text(a, from.data, from.len);
+    *to = (struct bytes){p, from.len};
+    return p != NULL;
+}
+
+/* An id that a client chose is kept only when it can stand in a header and in a log line. */
+static void set_id(struct request *r, struct bytes id)
+{
+    int sane = id.len > 0 && id.len < sizeof r->id;
+    for (size_t i = 0; sane && i < id.len; i++)
+        sane = (unsigned char)id.data[i] > 32 && (unsigned char)id.data[i] < 127;
+    if (sane)
+        snprintf(r->id, sizeof r->id, "%.*s", (int)id.len, id.data);
+    else
+        snprintf(r->id, sizeof r->id, "req-%016llx", (unsigned long long)random_u64());
+}
+
+static enum status copy_stops(struct request *r, const struct generate_request *from, struct error *err)
+{
+    if (from->n_stops > MAX_STOPS)
+        return error_param(err, STATUS_BAD_REQUEST, "stop", "too_many", "%u stop strings, at most %d are allowed",
+                           from->n_stops, MAX_STOPS);
+    for (uint32_t i = 0; i < from->n_stops; i++) {
+        if (from->stop[i].len == 0 || from->stop[i].len > MAX_STOP_BYTES)
+            return error_param(err, STATUS_BAD_REQUEST, "stop", "bad_length",
+                               "a stop string has %zu bytes, 1 to %d are allowed", from->stop[i].len, MAX_STOP_BYTES);
+        if (!copy_bytes(&r->arena, from->stop[i], &r->stops[r->n_stops++]))
+            return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the stop strings");
+    }
+    return STATUS_OK;
+}
+
+static enum status check_sampler(const struct sampler_params *s, struct error *err)
+{
+    if (!(s->temperature >= 0 && s->temperature <= 100))
+        return error_param(err, STATUS_BAD_REQUEST, "temperature", "out_of_range", "temperature must be 0 to 100");
+    if (!(s->top_p >= 0 && s->top_p <= 1))
+        return error_param(err, STATUS_BAD_REQUEST, "top_p", "out_of_range", "top_p must be 0 to 1");
+    if (!(s->min_p >= 0 && s->min_p <= 1))
+        return error_param(err, STATUS_BAD_REQUEST, "min_p", "out_of_range", "min_p must be 0 to 1");
+    return STATUS_OK;
+}
+
+static enum status fill(struct request *r, const struct generate_request *from, struct error *err)
+{
+    if (from->max_tokens < -1 || from->max_tokens == 0)
+        return error_param(err, STATUS_BAD_REQUEST, "max_tokens", "out_of_range", "max_tokens %lld: at least 1, or -1",
+                           (long long)from->max_tokens);
+    TRY(check_sampler(&from->sampler, err));
+    TRY(copy_stops(r, from, err));
+    if (!copy_bytes(&r->arena, from->text, &r->text) || !copy_bytes(&r->arena, from->chat_json, &r->chat_json))
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the prompt");
+    if (from->prompt == PROMPT_IDS) {
+        r->prompt_ids = arena_array(&r->arena, from->n_ids + 1, sizeof *r->prompt_ids);
+        if (!r->prompt_ids || from->n_ids > UINT32_MAX / 2)
+            return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the prompt's ids");
+        if (from->n_ids)
+            memcpy(r->prompt_ids, from->ids, from->n_ids * sizeof *from->ids);
+        r->n_prompt = (uint32_t)from->n_ids;
+    }
+    return STATUS_OK;
+}
+
+enum status request_create(const struct generate_request *from, const char *client, const struct request_sink *sink,
+                           size_t limit_bytes, struct request **out, struct error *err)
+{
+    struct request *r = calloc(1, sizeof *r);
+    if (!r)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the request");
+    atomic_init(&r->refs, 1);
+    arena_init(&r->arena, limit_bytes);
+    buf_init(&r->emit, MAX_EMIT_BYTES);
+    set_id(r, from->request_id);
+    snprintf(r->client, sizeof r->client, "%s", client);
+    r->prompt_kind = from->prompt;
+    r->sampler = from->sampler;
+    if (!from->has_seed)
+        r->sampler.seed = random_u64() >> 1; /* told to the client, whose JSON number holds 63 bits */
+    r->max_tokens = from->max_tokens;
+    r->ignore_eos = from->ignore_eos;
+    r->batch_priority = from->batch_priority;
+    r->arrived_ns = clock_now_ns();
+    if (from->deadline_ms > 0)
+        r->deadline_ns = r->arrived_ns + from->deadline_ms * NS_PER_MS;
+    enum status s = fill(r, from, err);
+    if (s != STATUS_OK) { /* the sink stays the caller's */
+        request_release(r);
+        return s;
+    }
+    r->sink = *sink;
+    *out = r;
+    return STATUS_OK;
+}
+
+void request_retain(struct request *r)
+{
+    atomic_fetch_add_explicit(&r->refs, 1, memory_order_relaxed);
+}
+
+void request_release(struct request *r)
+{
+    if (atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    if (r->sink.release)
+        r->sink.release(r->sink.ctx);
+    output_fini(&r->output);
+    buf_fini(&r->emit);
+    arena_fini(&r->arena);
+    free(r);
+}
+
+enum status request_set_prompt(struct request *r, const uint32_t *ids, size_t n_ids, uint32_t context, uint32_t answer_cap,
+                               uint32_t n_vocab, struct error *err)
+{
+    if (n_ids == 0)
+        return error_param(err, STATUS_BAD_REQUEST, "prompt", "empty", "the prompt has no tokens");
+    if (n_ids >= context)
+        return error_param(err, STATUS_BAD_REQUEST, r->prompt_kind == PROMPT_CHAT ? "messages" : "prompt",
+                           "context_length_exceeded",
+                           "the prompt has %zu tokens, the context holds %u with at least one of the answer", n_ids, context);
+    for (size_t i = 0; i < n_ids; i++)
+        if (ids[i] >= n_vocab)
+            return error_param(err, STATUS_BAD_REQUEST, "prompt", "bad_token_id",
+                               "token id %u at index %zu, the vocabulary has %u", ids[i], i, n_vocab);
+    if (ids != r->prompt_ids) {
+        r->prompt_ids = arena_array(&r->arena, n_ids, sizeof *ids);
+        if (!r->prompt_ids)
+            return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for %zu prompt ids", n_ids);
+        memcpy(r->prompt_ids, ids, n_ids * sizeof *ids);
+    }
+    r->n_prompt = (uint32_t)n_ids;
+    uint32_t room = context - r->n_prompt;
+    if (r->max_tokens > 0 && r->max_tokens < room)
+        room = (uint32_t)r->max_tokens;
+    r->answer_limit = room < answer_cap ? room : answer_cap;
+    r->answer_ids = arena_array(&r->arena, r->answer_limit, sizeof *r->answer_ids);
+    if (!r->answer_ids)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for an answer of %u tokens", r->answer_limit);
+    return STATUS_OK;
+}

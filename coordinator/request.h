@@ -1,0 +1,94 @@
+/* coordinator/request.h - one request, from its acceptance to its terminal event.
+ *
+ * Purpose    Holds what a client asked for, the prompt's ids, and where the run stands. The engine moves it through its
+ *            states; the sink takes its events.
+ * Ownership  Counted: the service holds one reference until the client's call has closed, text workers and the engine hold
+ *            one while they have it. Everything a client sizes lies in the request's arena and can fail this request only.
+ * Threading  Fields up to `cancelled` are written before the request is handed over and read-only afterwards; the rest
+ *            belongs to the engine's thread. request_retain/release from any thread.
+ * Invariants Exactly one sink.finish for each accepted request.
+ * Errors     STATUS_OUT_OF_MEMORY, STATUS_BAD_REQUEST.
+ *
+ *            submit           slot + blocks         last piece retired
+ *   (text) ----------> QUEUED -------------> READING ------------------> DECODING ----> DONE
+ *                        |                      |                           |
+ *                        +----------------------+---------------------------+--------> FAILED | CANCELLED
+ */
+#ifndef SLUICE_COORDINATOR_REQUEST_H
+#define SLUICE_COORDINATOR_REQUEST_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "common/base/arena.h"
+#include "common/base/list.h"
+#include "coordinator/output.h"
+#include "rpc/grpc/inference_api.h"
+
+enum request_state {
+    REQUEST_NEW,      /* being tokenized */
+    REQUEST_QUEUED,   /* waits for a slot and blocks */
+    REQUEST_READING,  /* its prompt is being read */
+    REQUEST_DECODING, /* it has a row in every revolution */
+    REQUEST_DONE,
+    REQUEST_FAILED,
+    REQUEST_CANCELLED,
+    REQUEST_N_STATES,
+};
+
+/* Where the events of a request go: a gRPC call, or a test. Called on the engine's thread; must not block. */
+struct request_sink {
+    void *ctx;
+    enum status (*send)(void *ctx, const struct generate_event *e); /* STATUS_FULL: the client reads too slowly */
+    int64_t (*stalled_since_ns)(void *ctx);
+    void (*finish)(void *ctx, const struct error *err); /* NULL: OK. Once. */
+    void (*release)(void *ctx);                         /* with the request's last reference */
+};
+
+struct request {
+    atomic_uint refs;
+    struct arena arena;
+    struct request_sink sink;
+    char id[136];
+    char client[72];
+    struct bytes text, chat_json; /* arena */
+    enum prompt_kind prompt_kind;
+    uint32_t *prompt_ids;         /* [n_prompt] arena */
+    uint32_t n_prompt;
+    struct sampler_params sampler;
+    int64_t max_tokens;           /* as asked; -1: to the end of the context */
+    uint32_t answer_limit;        /* resolved, > 0; answer_ids has room for it */
+    struct bytes stops[MAX_STOPS];
+    uint32_t n_stops;
+    int ignore_eos, batch_priority;
+    int64_t deadline_ns;          /* 0: none */
+    int64_t arrived_ns;
+    atomic_int cancelled;         /* the client left: read when ticks are planned */
+
+    /* engine */
+    enum request_state state;
+    struct list link;             /* in the engine's list of running requests */
+    void *ticket;                 /* admission's handle while queued */
+    struct output output;
+    struct buf emit;              /* text of the event being built */
+    uint64_t seq;
+    uint32_t slot;
+    uint32_t n_read;              /* prompt positions whose ticks are retired */
+    uint32_t n_answer, n_sent;    /* ids generated; ids that went out in events */
+    uint32_t *answer_ids;         /* [answer_limit] arena */
+    uint32_t queue_position;      /* last one told */
+    int64_t admitted_ns, first_token_ns, last_token_ns, last_progress_ns, stalled_since_ns;
+    int throttled;                /* its client reads too slowly: not scheduled */
+};
+
+/* Copies what the client sent. client: the identity that counts. limit_bytes bounds the arena. */
+enum status request_create(const struct generate_request *r, const char *client, const struct request_sink *sink,
+                           size_t limit_bytes, struct request **out, struct error *err);
+void request_retain(struct request *r);
+void request_release(struct request *r);
+/* The prompt's ids are known: checks lengths against the context, resolves answer_limit, makes room for the answer. */
+enum status request_set_prompt(struct request *r, const uint32_t *ids, size_t n_ids, uint32_t context, uint32_t answer_cap,
+                               uint32_t n_vocab, struct error *err);
+const char *request_state_name(enum request_state s);
+
+#endif
