@@ -1,0 +1,107 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "vectors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/text/detokenizer.h"
+
+struct vocabulary vocabulary_open(const char *path)
+{
+    struct vocabulary v;
+    struct error err = {0};
+    if (gguf_open(path, &v.gguf, &err) != STATUS_OK)
+        fail_msg("%s: %s", path, err.message);
+    if (tokenizer_create(v.gguf, &v.tokenizer, &err) != STATUS_OK)
+        fail_msg("%s: %s", path, err.message);
+    return v;
+}
+
+struct vocabulary vocabulary_open_tiny(const char *name)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/tiny/%s.gguf", SLUICE_VECTORS, name);
+    return vocabulary_open(path);
+}
+
+void vocabulary_close(struct vocabulary *v)
+{
+    tokenizer_destroy(v->tokenizer);
+    gguf_close(v->gguf);
+}
+
+const char *real_model_path(void)
+{
+    const char *path = getenv("SLUICE_MODEL_SMOLLM2");
+    if (!path || !*path) {
+        printf("skipped: SLUICE_MODEL_SMOLLM2 does not name the SmolLM2 GGUF\n");
+        exit(77);
+    }
+    return path;
+}
+
+json_t *vectors_json(const char *name)
+{
+    char path[512];
+    json_error_t e;
+    snprintf(path, sizeof path, "%s/%s", SLUICE_VECTORS, name);
+    json_t *v = json_load_file(path, JSON_ALLOW_NUL, &e);
+    if (!v)
+        fail_msg("%s:%d: %s", path, e.line, e.text);
+    return v;
+}
+
+int vectors_each_line(const char *name, void (*check)(json_t *line, void *context), void *context)
+{
+    char path[512], *line = NULL;
+    size_t size = 0;
+    ssize_t len;
+    int n = 0;
+    snprintf(path, sizeof path, "%s/%s", SLUICE_VECTORS, name);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        fail_msg("%s is missing", path);
+    while ((len = getline(&line, &size, f)) > 0) {
+        json_error_t e;
+        json_t *v = json_loadb(line, (size_t)len, JSON_ALLOW_NUL, &e);
+        if (!v)
+            fail_msg("%s:%d: %s", path, n + 1, e.text);
+        check(v, context);
+        json_decref(v);
+        n++;
+    }
+    free(line);
+    fclose(f);
+    return n;
+}
+
+uint32_t *encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, size_t *n)
+{
+    struct error err = {0};
+    uint32_t *ids = malloc((len + 2) * sizeof *ids);
+    assert_non_null(ids);
+    if (tokenizer_encode(t, text, len, flags, INT64_MAX, ids, len + 2, n, &err) != STATUS_OK)
+        fail_msg("%s", err.message);
+    return ids;
+}
+
+char *decode(const struct tokenizer *t, const uint32_t *ids, size_t n, int show_special, size_t *len)
+{
+    struct detokenizer d;
+    struct buf out;
+    buf_init(&out, SIZE_MAX / 2);
+    buf_text(&out, "");
+    detokenizer_init(&d, t, show_special);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(detokenizer_push(&d, ids[i], &out), STATUS_OK);
+    assert_int_equal(detokenizer_finish(&d, &out), STATUS_OK);
+    *len = out.len;
+    return out.data;
+}

@@ -1,0 +1,36 @@
+/* tests/unit/text/vectors.h - reading what the tests of common/text share.
+ *
+ * Purpose    Models of tests/vectors/tiny with their tokenizer, JSON and JSON-lines files. A file that is missing fails
+ *            the test that asked for it.
+ * Ownership  The caller closes what it opens.
+ * Threading  One thread.
+ * Errors     Failed cmocka assertions.
+ */
+#ifndef SLUICE_TESTS_UNIT_TEXT_VECTORS_H
+#define SLUICE_TESTS_UNIT_TEXT_VECTORS_H
+
+#include <jansson.h>
+
+#include "common/text/tokenizer.h"
+
+struct vocabulary {
+    struct gguf *gguf;
+    struct tokenizer *tokenizer;
+};
+
+struct vocabulary vocabulary_open(const char *path);
+struct vocabulary vocabulary_open_tiny(const char *name); /* "llama-f32" */
+void vocabulary_close(struct vocabulary *v);
+/* Path of the real model; exits 77 with a reason when the environment does not name it. */
+const char *real_model_path(void);
+
+json_t *vectors_json(const char *name); /* "chat/llama3-like.json" */
+/* Calls check(line) for each line of a JSON-lines file; returns how many there were. */
+int vectors_each_line(const char *name, void (*check)(json_t *line, void *context), void *context);
+
+/* Ids of text or a failed assertion; free() them. */
+uint32_t *encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, size_t *n);
+/* All ids at once; free() it. */
+char *decode(const struct tokenizer *t, const uint32_t *ids, size_t n, int show_special, size_t *len);
+
+#endif
