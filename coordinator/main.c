@@ -109,7 +109,6 @@ static enum status start(struct coordinator *c, struct error *err)
     o->engine = c->engine;
     o->workers = c->workers;
     o->model = &c->model;
-    o->profile = engine_profile(c->engine);
     o->secret = c->secret;
     o->text = (struct text_context){c->tokenizer, c->chat_template, (uint32_t)context,
                                     c->config.max_answer_tokens > 0 ? (uint32_t)c->config.max_answer_tokens : UINT32_MAX};

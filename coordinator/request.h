@@ -22,7 +22,9 @@
 
 #include "common/base/arena.h"
 #include "common/base/list.h"
+#include "coordinator/admission.h"
 #include "coordinator/output.h"
+#include "coordinator/slots.h"
 #include "rpc/grpc/inference_api.h"
 
 enum request_state {
@@ -68,11 +70,12 @@ struct request {
     /* engine */
     enum request_state state;
     struct list link;             /* in the engine's list of running requests */
-    void *ticket;                 /* admission's handle while queued */
+    struct admission_item item;   /* its place in the queue, then in the client's count */
     struct output output;
     struct buf emit;              /* text of the event being built */
-    uint64_t seq;
-    uint32_t slot;
+    struct slot_ref ref;          /* READING and DECODING */
+    int opened;                   /* OPEN went out in a plan, so CLOSE must follow */
+    uint32_t table_digest;        /* of its block table as the stages know it */
     uint32_t n_read;              /* prompt positions whose ticks are retired */
     uint32_t n_answer, n_sent;    /* ids generated; ids that went out in events */
     uint32_t *answer_ids;         /* [answer_limit] arena */

@@ -276,7 +276,7 @@ static void on_get_model(void *ctx, struct unary_call *call)
     struct model_facts m = {
         .n_ids = s->o.n_names,
         .architecture = {hp->arch->name, strlen(hp->arch->name)},
-        .profile = {s->o.profile, strlen(s->o.profile)},
+        .profile = {engine_profile(s->o.engine), strlen(engine_profile(s->o.engine))},
         .n_layers = hp->n_layers,
         .context = s->o.text.context,
         .n_vocab = hp->n_vocab,
@@ -340,7 +340,7 @@ static void on_get_status(void *ctx, struct service_status *out)
     out->uptime_s = (double)(now - s->started_ns) / 1e9;
     snprintf(out->version, sizeof out->version, "%s", config_version());
     snprintf(out->model_id, sizeof out->model_id, "%s", s->o.names[0]);
-    snprintf(out->profile, sizeof out->profile, "%s", s->o.profile);
+    snprintf(out->profile, sizeof out->profile, "%s", engine_profile(s->o.engine));
     snprintf(out->coordinator.host, sizeof out->coordinator.host, "%s", s->host);
     out->coordinator.pid = (uint32_t)getpid();
     out->n_gateways = 0;

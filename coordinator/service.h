@@ -23,7 +23,6 @@ struct service_options {
     const struct model *model;
     const char *names[16];      /* names the model answers to */
     uint32_t n_names;
-    const char *profile;
     const char *secret;         /* "": none */
 };
 

@@ -1,0 +1,131 @@
+/* coordinator/engine_impl.h - the engine's inside, for the engine_*.c files only.
+ *
+ * Purpose    engine.c runs the thread and the inbox, engine_requests.c moves requests through their states, engine_ticks.c
+ *            makes plans and takes results, engine_status.c publishes what others may see.
+ * Threading  Everything but the fields marked otherwise belongs to the engine's thread.
+ */
+#ifndef SLUICE_COORDINATOR_ENGINE_IMPL_H
+#define SLUICE_COORDINATOR_ENGINE_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "common/base/list.h"
+#include "common/base/queue.h"
+#include "coordinator/admission.h"
+#include "coordinator/blocks.h"
+#include "coordinator/engine.h"
+#include "coordinator/metrics.h"
+#include "coordinator/pipeline.h"
+#include "coordinator/request.h"
+#include "coordinator/scheduler.h"
+#include "coordinator/slots.h"
+
+enum { ENGINE_INBOX = 8192, ENGINE_MAX_ATTACHMENTS = 2 * MAX_STAGES + 8 };
+
+enum engine_message_kind {
+    ENGINE_SUBMIT, ENGINE_CANCEL, ENGINE_DRAIN, ENGINE_ATTACHED, ENGINE_STAGE_MESSAGE, ENGINE_STAGE_CLOSED,
+};
+
+struct engine_message {
+    enum engine_message_kind kind;
+    union {
+        struct request *request; /* counted */
+        int on;
+        struct {
+            uint64_t attachment;
+            union {
+                struct stage_port port;
+                struct from_stage message;
+            };
+        };
+    };
+};
+
+/* The pipeline's view of a port: closes the real one exactly once, whoever ends the stream. */
+struct engine_attachment {
+    uint64_t id;       /* engine_stage_attached's; 0: free */
+    uint64_t pipeline; /* pipeline_attached's */
+    struct stage_port port;
+    int closed;
+};
+
+/* What a tick in flight was made of, to check its result against and to know whose rows they are. */
+struct flight {
+    uint64_t tick;
+    uint32_t n_runs;
+    struct sched_run *runs; /* [max_rows] */
+};
+
+struct engine {
+    struct engine_options o;
+    uint32_t n_stages, n_slots, context, max_rows, window;
+    pthread_t thread;
+    int started;
+
+    struct queue *inbox;           /* any thread */
+    struct queue *free_results;    /* any thread: struct result * */
+    struct result **results;       /* all of them, for the end */
+    uint32_t n_results;
+    atomic_int stopping;           /* any thread */
+    atomic_int overflowed;         /* a stage message found the inbox full */
+    atomic_int cancel_overflowed;  /* a cancel did: the flags of all requests are to be read */
+    atomic_uint_fast64_t next_attachment;
+
+    struct engine_attachment attachments[ENGINE_MAX_ATTACHMENTS];
+    struct slots *slots;
+    struct blocks *blocks;
+    struct admission *admission;
+    struct sched *sched;
+    struct sched_plan *sched_plan;
+    struct pipeline *pipeline;
+    struct plan *plan;
+    struct flight *flights;        /* [window], a ring by tick */
+    struct request **by_slot;      /* [n_slots], counted */
+    struct list queued, running;   /* request.link */
+    uint64_t *closes;              /* [n_slots] sequences whose CLOSE goes into the next plan */
+    uint32_t n_closes;
+    uint32_t *scratch;             /* [max_rows] ids of the run being planned */
+    uint32_t n_reading, n_decoding, n_queued;
+    uint64_t next_order;
+    int draining;
+    int64_t lost_ns;               /* when the pipeline was lost and has not come back, 0: it runs or never ran */
+    int64_t next_periodic_ns, published_ns;
+    int dirty;
+    struct metrics metrics;
+
+    pthread_mutex_t snapshot_lock; /* guards the snapshot */
+    struct service_status *snapshot;
+    struct metrics *snapshot_metrics;
+    atomic_int ready, idle;        /* any thread */
+    char profile[64];              /* written once, before `profiled` */
+    atomic_int profiled;
+};
+
+/* engine_requests.c */
+void engine__submit(struct engine *e, struct request *r, int64_t now);
+void engine__cancel(struct engine *e, struct request *r);
+void engine__admit(struct engine *e, int64_t now);       /* queued ones into free slots */
+void engine__expire(struct engine *e, int64_t now);      /* waits and deadlines that are over */
+void engine__progress(struct engine *e, int64_t now);    /* queue positions and read counts to those who wait */
+/* Streams whose client did not keep up: tried again, given up after --write-stall-ms without progress. */
+void engine__retry_stalled(struct engine *e, int64_t now);
+/* A sampled id of a running request. */
+void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now);
+/* Ends a request whatever its state: err NULL is success (the DONE event is out already). */
+void engine__end(struct engine *e, struct request *r, enum request_state state, const struct error *err);
+void engine__fail_running(struct engine *e, const struct error *why);
+void engine__fail_queued(struct engine *e, const struct error *why);
+void engine__cancel_flagged(struct engine *e);
+
+/* engine_ticks.c */
+void engine__pipeline_events(struct engine *e, int64_t now); /* lost and ready epochs */
+void engine__send_ticks(struct engine *e, int64_t now);
+void engine__result(struct engine *e, const struct result *r, int64_t now);
+void engine__timing(struct engine *e, const struct stage_timing *t);
+
+/* engine_status.c */
+void engine__publish(struct engine *e, int64_t now);
+void engine__check(const struct engine *e);              /* sums over all tables; debug builds */
+
+#endif

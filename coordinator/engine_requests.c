@@ -1,0 +1,414 @@
+#include "coordinator/engine_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "common/base/trace.h"
+
+#define LOG_MODULE "engine"
+#include "common/base/log.h"
+
+/* How often a waiting or reading request is told where it stands. */
+static const int64_t PROGRESS_NS = NS_PER_S;
+
+static double seconds(int64_t from, int64_t to)
+{
+    return (double)(to - from) / 1e9;
+}
+
+static struct request *of_item(struct admission_item *i)
+{
+    return LIST_ENTRY(i, struct request, item);
+}
+
+static uint64_t client_hash(const char *client)
+{
+    uint64_t h = 14695981039346656037ull;
+    for (const char *p = client; *p; p++)
+        h = (h ^ (unsigned char)*p) * 1099511628211ull;
+    return h ? h : 1;
+}
+
+/* Positions that the request can need at most: the last id of an answer is never fed back. */
+static uint32_t positions_needed(const struct request *r)
+{
+    return r->n_prompt + r->answer_limit - 1;
+}
+
+static void set_state(struct engine *e, struct request *r, enum request_state to)
+{
+    uint32_t *const counts[REQUEST_N_STATES] = {
+        [REQUEST_QUEUED] = &e->n_queued, [REQUEST_READING] = &e->n_reading, [REQUEST_DECODING] = &e->n_decoding};
+    if (counts[r->state])
+        --*counts[r->state];
+    if (counts[to])
+        ++*counts[to];
+    trace_event("request", (int64_t)r->ref.seq, (int64_t)r->ref.slot, r->state, to);
+    r->state = to;
+    e->dirty = 1;
+}
+
+/* --- end of a request ------------------------------------------------------------------------------------------------------- */
+
+static void leave_slot(struct engine *e, struct request *r)
+{
+    sched_remove(e->sched, r->ref);
+    blocks_close(e->blocks, r->ref, sched_last_tick(e->sched));
+    if (r->opened) {
+        CHECK(e->n_closes < e->n_slots);
+        e->closes[e->n_closes++] = r->ref.seq;
+    }
+    slots_release(e->slots, r->ref);
+    admission_finish(e->admission, &r->item);
+    e->by_slot[r->ref.slot] = NULL;
+}
+
+static void count_end(struct engine *e, const struct request *r, enum request_state state, const struct error *err)
+{
+    struct metrics *m = &e->metrics;
+    if (state == REQUEST_DONE)
+        m->done++;
+    else if (state == REQUEST_CANCELLED)
+        m->cancelled++;
+    else if (err && err->status == STATUS_QUEUE_WAIT)
+        m->expired++;
+    else
+        m->failed++;
+    if (err && err->status == STATUS_QUEUE_WAIT)
+        m->rejected[REJECT_QUEUE_WAIT]++;
+    histogram_add(&m->e2e, seconds(r->arrived_ns, clock_now_ns()), 1);
+}
+
+void engine__end(struct engine *e, struct request *r, enum request_state state, const struct error *err)
+{
+    if (r->state == REQUEST_QUEUED)
+        admission_remove(e->admission, &r->item);
+    else if (r->state == REQUEST_READING || r->state == REQUEST_DECODING)
+        leave_slot(e, r);
+    else
+        return;
+    if (r->first_token_ns)
+        admission_answered(e->admission, r->n_answer);
+    list_remove(&r->link);
+    set_state(e, r, state);
+    count_end(e, r, state, err);
+    if (err)
+        LOG_INFO("req %s: %s after %u prompt and %u answer tokens: %s", r->id, request_state_name(state), r->n_read,
+                 r->n_answer, err->message);
+    else
+        LOG_DEBUG("req %s: %s, %u prompt and %u answer tokens", r->id, request_state_name(state), r->n_prompt, r->n_answer);
+    r->sink.finish(r->sink.ctx, err);
+    request_release(r);
+}
+
+void engine__fail_running(struct engine *e, const struct error *why)
+{
+    LIST_EACH(it, &e->running)
+        engine__end(e, LIST_ENTRY(it, struct request, link), REQUEST_FAILED, why);
+}
+
+void engine__fail_queued(struct engine *e, const struct error *why)
+{
+    LIST_EACH(it, &e->queued)
+        engine__end(e, LIST_ENTRY(it, struct request, link), REQUEST_FAILED, why);
+}
+
+static void cancelled(struct engine *e, struct request *r)
+{
+    struct error why;
+    error_set(&why, STATUS_CANCELLED, "the client left");
+    engine__end(e, r, REQUEST_CANCELLED, &why);
+}
+
+void engine__cancel(struct engine *e, struct request *r)
+{
+    cancelled(e, r); /* a request that has ended, or was never taken, is left alone */
+}
+
+void engine__cancel_flagged(struct engine *e)
+{
+    struct list *const lists[] = {&e->queued, &e->running};
+    for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+        LIST_EACH(it, lists[i]) {
+            struct request *r = LIST_ENTRY(it, struct request, link);
+            if (atomic_load(&r->cancelled))
+                cancelled(e, r);
+        }
+}
+
+/* --- submit and admission --------------------------------------------------------------------------------------------------- */
+
+static enum status can_ever_run(struct engine *e, const struct request *r, struct error *err)
+{
+    struct blocks_count count = blocks_counts(e->blocks);
+    uint32_t need = blocks_needed(e->blocks, positions_needed(r));
+    if (count.total == 0 || blocks_ever_fit(e->blocks, need)) /* no pool is known before the stages have loaded */
+        return STATUS_OK;
+    return error_param(err, STATUS_BAD_REQUEST, r->prompt_kind == PROMPT_CHAT ? "messages" : "prompt", "kv_pool_exceeded",
+                       "prompt and answer need %u KV blocks, the pool has %u: ask for fewer than %u tokens in all", need,
+                       count.total, count.total * (uint32_t)e->o.config->kv_block + 1);
+}
+
+static enum reject_reason reject_reason(enum status s)
+{
+    return s == STATUS_CLIENT_LIMIT ? REJECT_CLIENT_LIMIT : s == STATUS_DRAINING ? REJECT_DRAINING : REJECT_QUEUE_FULL;
+}
+
+static enum status take(struct engine *e, struct request *r, int64_t now, struct error *err)
+{
+    if (e->draining) {
+        error_set(err, STATUS_DRAINING, "the service is ending and takes no new requests");
+        err->retry_after_s = 5;
+        return STATUS_DRAINING;
+    }
+    if (e->lost_ns && now - e->lost_ns > e->o.config->recovery_timeout_ms * NS_PER_MS) {
+        error_set(err, STATUS_PIPELINE, "a stage has been lost for %.0f s", seconds(e->lost_ns, now));
+        err->retry_after_s = 10;
+        return STATUS_PIPELINE;
+    }
+    TRY(can_ever_run(e, r, err));
+    r->item = (struct admission_item){
+        .client = client_hash(r->client),
+        .n_prompt = r->n_prompt,
+        .n_answer_max = r->answer_limit,
+        .deadline_ns = 0,
+    };
+    if (r->deadline_ns && r->deadline_ns < now + e->o.config->queue_wait_ms * NS_PER_MS)
+        r->item.deadline_ns = r->deadline_ns;
+    int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 &&
+                    blocks_available(e->blocks) >= blocks_needed(e->blocks, positions_needed(r));
+    return admission_push(e->admission, &r->item, may_start, now, err);
+}
+
+static void send_accepted(struct request *r, const char *model, const char *profile)
+{
+    const struct generate_event ev = {
+        .kind = GENERATE_ACCEPTED,
+        .request_id = {r->id, strlen(r->id)},
+        .model = {model, strlen(model)},
+        .profile = {profile, strlen(profile)},
+        .seed = r->sampler.seed,
+        .prompt_tokens = r->n_prompt,
+        .ids = r->prompt_ids,
+        .n_ids = r->n_prompt,
+    };
+    r->sink.send(r->sink.ctx, &ev); /* a call that is gone already is told by its cancel */
+}
+
+void engine__submit(struct engine *e, struct request *r, int64_t now)
+{
+    struct error err = {0};
+    if (atomic_load(&r->cancelled))
+        error_set(&err, STATUS_CANCELLED, "the client left");
+    else
+        take(e, r, now, &err);
+    if (err.status != STATUS_OK) {
+        if (status_retryable(err.status))
+            e->metrics.rejected[reject_reason(err.status)]++;
+        LOG_DEBUG("req %s: refused: %s", r->id, err.message);
+        r->sink.finish(r->sink.ctx, &err);
+        request_release(r);
+        return;
+    }
+    output_init(&r->output, e->o.tokenizer, r->stops, r->n_stops);
+    e->metrics.accepted++;
+    list_push_back(&e->queued, &r->link);
+    set_state(e, r, REQUEST_QUEUED);
+    r->last_progress_ns = now;
+    send_accepted(r, e->o.model->name, engine_profile(e));
+    LOG_DEBUG("req %s: accepted, %u prompt tokens, at most %u answer tokens", r->id, r->n_prompt, r->answer_limit);
+}
+
+/* The first in line starts, or nobody does: a large request is not overtaken for ever by small ones. */
+static int admit_one(struct engine *e, int64_t now)
+{
+    struct admission_item *item = slots_count(e->slots, SLOT_FREE) ? admission_next(e->admission) : NULL;
+    if (!item)
+        return 0;
+    struct request *r = of_item(item);
+    struct error err;
+    if (can_ever_run(e, r, &err) != STATUS_OK) { /* it was taken before the pool's size was known */
+        engine__end(e, r, REQUEST_FAILED, &err);
+        return 1;
+    }
+    uint32_t need = blocks_needed(e->blocks, positions_needed(r));
+    if (blocks_available(e->blocks) < need)
+        return 0;
+    CHECK(slots_acquire(e->slots, &r->ref) == STATUS_OK);
+    CHECK(blocks_open(e->blocks, r->ref, need) == STATUS_OK);
+    CHECK(sched_add(e->sched, r->ref, r->n_prompt, r->answer_limit, ++e->next_order) == STATUS_OK);
+    admission_start(e->admission, item);
+    e->by_slot[r->ref.slot] = r;
+    list_remove(&r->link);
+    list_push_back(&e->running, &r->link);
+    r->opened = 0;
+    r->n_read = 0;
+    r->admitted_ns = r->last_progress_ns = now;
+    histogram_add(&e->metrics.queue, seconds(r->arrived_ns, now), 1);
+    set_state(e, r, REQUEST_READING);
+    return 1;
+}
+
+void engine__admit(struct engine *e, int64_t now)
+{
+    while (pipeline_running(e->pipeline) && admit_one(e, now))
+        ;
+}
+
+void engine__expire(struct engine *e, int64_t now)
+{
+    struct admission_item *item;
+    struct error err;
+    while ((item = admission_expired(e->admission, now))) {
+        error_set(&err, STATUS_QUEUE_WAIT, "no slot became free in %.1f s", seconds(item->arrived_ns, now));
+        err.retry_after_s = admission_retry_after_s(e->admission);
+        engine__end(e, of_item(item), REQUEST_FAILED, &err);
+    }
+    LIST_EACH(it, &e->running) {
+        struct request *r = LIST_ENTRY(it, struct request, link);
+        if (!r->deadline_ns || now < r->deadline_ns)
+            continue;
+        error_set(&err, STATUS_TIMEOUT, "the request's deadline passed after %u answer tokens", r->n_answer);
+        engine__end(e, r, REQUEST_FAILED, &err);
+    }
+    if (e->lost_ns && e->n_queued && now - e->lost_ns > e->o.config->recovery_timeout_ms * NS_PER_MS) {
+        error_set(&err, STATUS_PIPELINE, "a stage was lost and did not come back in %.0f s", seconds(e->lost_ns, now));
+        err.retry_after_s = 10;
+        engine__fail_queued(e, &err);
+    }
+}
+
+/* --- what waiting clients are told ------------------------------------------------------------------------------------------- */
+
+void engine__progress(struct engine *e, int64_t now)
+{
+    LIST_EACH(it, &e->queued) {
+        struct request *r = LIST_ENTRY(it, struct request, link);
+        if (now - r->last_progress_ns < PROGRESS_NS)
+            continue;
+        r->last_progress_ns = now;
+        const struct generate_event ev = {.kind = GENERATE_PROGRESS,
+                                          .queue_position = admission_position(e->admission, &r->item)};
+        r->sink.send(r->sink.ctx, &ev);
+    }
+    LIST_EACH(it, &e->running) {
+        struct request *r = LIST_ENTRY(it, struct request, link);
+        if (r->state != REQUEST_READING || now - r->last_progress_ns < PROGRESS_NS)
+            continue;
+        r->last_progress_ns = now;
+        const struct generate_event ev = {.kind = GENERATE_PROGRESS, .read_tokens = r->n_read, .prompt_tokens = r->n_prompt};
+        r->sink.send(r->sink.ctx, &ev);
+    }
+}
+
+/* --- tokens -------------------------------------------------------------------------------------------------------------------- */
+
+/* Sends the text and ids that have not gone out. STATUS_FULL: the client reads too slowly, all is kept. */
+static enum status flush(struct request *r)
+{
+    if (r->n_sent == r->n_answer && r->emit.len == 0)
+        return STATUS_OK;
+    const struct generate_event ev = {
+        .kind = GENERATE_TEXT,
+        .text = {r->emit.data ? r->emit.data : "", r->emit.len},
+        .ids = r->answer_ids + r->n_sent,
+        .n_ids = r->n_answer - r->n_sent,
+    };
+    enum status s = r->sink.send(r->sink.ctx, &ev);
+    if (s != STATUS_FULL) {
+        r->n_sent = r->n_answer;
+        buf_clear(&r->emit);
+    }
+    return s;
+}
+
+static void finish(struct engine *e, struct request *r, enum finish_reason reason, int64_t now)
+{
+    const struct bytes none = {"", 0};
+    struct generate_event ev = {
+        .kind = GENERATE_DONE,
+        .finish = reason,
+        .stop_text = r->output.stopped ? r->stops[r->output.stopped - 1] : none,
+        .usage = {.prompt_tokens = r->n_prompt,
+                  .completion_tokens = r->n_answer,
+                  .queue_ms = seconds(r->arrived_ns, r->admitted_ns) * 1e3,
+                  .prompt_ms = seconds(r->admitted_ns, r->first_token_ns) * 1e3,
+                  .decode_ms = seconds(r->first_token_ns, now) * 1e3},
+    };
+    /* Both may be refused when the client reads too slowly; the call still sends what it holds, then its end. */
+    enum status s = flush(r);
+    if (s == STATUS_OK)
+        s = r->sink.send(r->sink.ctx, &ev);
+    if (s == STATUS_FULL) {
+        struct error err;
+        error_set(&err, STATUS_WRITE_STALLED, "the client reads too slowly to take the end of the answer");
+        e->metrics.write_stalled++;
+        engine__end(e, r, REQUEST_FAILED, &err);
+        return;
+    }
+    engine__end(e, r, REQUEST_DONE, NULL);
+}
+
+static void count_token(struct engine *e, struct request *r, int64_t now)
+{
+    e->metrics.generated_tokens++;
+    if (r->n_answer == 1) {
+        r->first_token_ns = now;
+        histogram_add(&e->metrics.ttft, seconds(r->arrived_ns, now), 1);
+        set_state(e, r, REQUEST_DECODING);
+        CHECK(slots_begin_decoding(e->slots, r->ref) == STATUS_OK);
+    } else {
+        histogram_add(&e->metrics.itl, seconds(r->last_token_ns, now), 1);
+    }
+    r->last_token_ns = now;
+}
+
+void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now)
+{
+    ASSERT(r->n_answer < r->answer_limit);
+    r->answer_ids[r->n_answer++] = id;
+    count_token(e, r, now);
+    int end = !r->ignore_eos && tokenizer_is_end(e->o.tokenizer, id), stopped = 0;
+    enum status s = end ? output_finish(&r->output, &r->emit, &stopped) : output_push(&r->output, id, &r->emit, &stopped);
+    int full = !end && !stopped && r->n_answer == r->answer_limit;
+    if (s == STATUS_OK && full)
+        s = output_finish(&r->output, &r->emit, &stopped);
+    if (s != STATUS_OK) {
+        struct error err;
+        error_set(&err, STATUS_WRITE_STALLED, "the client reads too slowly");
+        e->metrics.write_stalled++;
+        engine__end(e, r, REQUEST_FAILED, &err);
+        return;
+    }
+    if (end || stopped || full) {
+        finish(e, r, end || stopped ? FINISH_STOP : FINISH_LENGTH, now);
+        return;
+    }
+    if (flush(r) == STATUS_FULL && !r->throttled) {
+        r->throttled = 1;
+        r->stalled_since_ns = now;
+        sched_pause(e->sched, r->ref, 1);
+    }
+}
+
+void engine__retry_stalled(struct engine *e, int64_t now)
+{
+    int64_t limit = e->o.config->write_stall_ms * NS_PER_MS;
+    LIST_EACH(it, &e->running) {
+        struct request *r = LIST_ENTRY(it, struct request, link);
+        int64_t since = r->sink.stalled_since_ns(r->sink.ctx);
+        if (since && now - since > limit) {
+            struct error err;
+            error_set(&err, STATUS_WRITE_STALLED, "the client read nothing for %.1f s", seconds(since, now));
+            e->metrics.write_stalled++;
+            engine__end(e, r, REQUEST_FAILED, &err);
+            continue;
+        }
+        if (r->throttled && flush(r) == STATUS_OK) {
+            r->throttled = 0;
+            sched_pause(e->sched, r->ref, 0);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+#include "coordinator/engine_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+
+#define LOG_MODULE "engine"
+#include "common/base/log.h"
+
+static void fill_slots(const struct engine *e, struct service_status *s, int64_t now)
+{
+    s->n_slots = e->n_slots;
+    for (uint32_t i = 0; i < e->n_slots; i++) {
+        struct slot_status *out = &s->slots[i];
+        const struct request *r = e->by_slot[i];
+        uint64_t seq;
+        *out = (struct slot_status){.slot = i};
+        snprintf(out->state, sizeof out->state, "%s", slot_state_name(slots_at(e->slots, i, &seq)));
+        if (!r)
+            continue;
+        snprintf(out->request, sizeof out->request, "%.60s", r->id);
+        out->prompt_tokens = r->n_prompt;
+        out->read_tokens = r->n_read;
+        out->generated_tokens = r->n_answer;
+        out->age_ms = (uint64_t)((now - r->arrived_ns) / NS_PER_MS);
+    }
+}
+
+static void fill_stages(const struct engine *e, struct service_status *s, int64_t now)
+{
+    const struct stage_table *t = pipeline_stages(e->pipeline);
+    s->n_stages = e->n_stages;
+    for (uint32_t i = 0; i < e->n_stages; i++) {
+        const struct stage_entry *g = stage_table_at(t, i);
+        struct stage_status *out = &s->stages[i];
+        *out = (struct stage_status){
+            .stage = i,
+            .pid = g->hello.pid,
+            .first_layer = e->o.split->first_layer[i],
+            .end_layer = e->o.split->first_layer[i + 1],
+            .restarts = g->restarts,
+            .weight_bytes = g->loaded.weight_bytes,
+            .kv_bytes = g->loaded.kv_bytes,
+            .tick_age_ms = stage_table_tick_age_ms(t, i, now),
+            .busy_ratio = g->busy_ratio,
+        };
+        snprintf(out->host, sizeof out->host, "%s", g->hello.host);
+        snprintf(out->backend, sizeof out->backend, "%s", g->hello.backend);
+        snprintf(out->state, sizeof out->state, "%s", stage_state_name(g->state));
+    }
+}
+
+static void fill_queue(const struct engine *e, struct service_status *s, int64_t now)
+{
+    struct admission_stats a = admission_stats(e->admission);
+    s->queued = e->n_queued;
+    s->reading = e->n_reading;
+    s->decoding = e->n_decoding;
+    s->accepted = e->metrics.accepted;
+    s->done = e->metrics.done;
+    s->failed = e->metrics.failed + e->metrics.expired;
+    s->cancelled = e->metrics.cancelled;
+    s->queue_requests = a.n_waiting;
+    s->queue_tokens = a.n_tokens;
+    s->queue_oldest_ms = a.oldest_ns ? (uint64_t)((now - a.oldest_ns) / NS_PER_MS) : 0;
+    s->queue_limit_requests = (uint64_t)e->o.config->queue_requests;
+    s->queue_limit_tokens = (uint64_t)e->o.config->queue_tokens;
+}
+
+static void fill(struct engine *e, struct service_status *s, int64_t now)
+{
+    struct blocks_count b = blocks_counts(e->blocks);
+    const struct hparams *hp = &e->o.model->hp;
+    s->ready = pipeline_running(e->pipeline) && !e->draining;
+    s->epoch = pipeline_epoch(e->pipeline);
+    snprintf(s->architecture, sizeof s->architecture, "%s", hp->arch->name);
+    s->model_layers = hp->n_layers;
+    s->model_context = e->context;
+    s->model_vocabulary = hp->n_vocab;
+    s->concurrency_requested = s->concurrency_serving = e->n_slots;
+    fill_queue(e, s, now);
+    s->block_size = (uint32_t)e->o.config->kv_block;
+    s->blocks_total = b.total;
+    s->blocks_free = b.free;
+    s->blocks_cached = b.cached;
+    s->blocks_live = b.live;
+    s->blocks_draining = b.draining;
+    fill_slots(e, s, now);
+    fill_stages(e, s, now);
+    s->ticks_sent = e->metrics.ticks;
+    s->ticks_in_flight = pipeline_in_flight(e->pipeline);
+}
+
+void engine__publish(struct engine *e, int64_t now)
+{
+    struct pipeline_stats ps = pipeline_stats(e->pipeline);
+    pthread_mutex_lock(&e->snapshot_lock);
+    fill(e, e->snapshot, now);
+    *e->snapshot_metrics = e->metrics;
+    e->snapshot_metrics->stale[STALE_STAGE_MESSAGE] = ps.stale;
+    e->snapshot_metrics->protocol_errors = e->metrics.protocol_errors + ps.protocol_errors;
+    for (uint32_t i = 0; i < e->n_stages; i++)
+        e->snapshot_metrics->stage[i].restarts = e->snapshot->stages[i].restarts;
+    pthread_mutex_unlock(&e->snapshot_lock);
+    atomic_store(&e->ready, e->snapshot->ready);
+    atomic_store(&e->idle, e->n_queued + e->n_reading + e->n_decoding == 0);
+    e->published_ns = now;
+    e->dirty = 0;
+}
+
+void engine_status(struct engine *e, struct service_status *out)
+{
+    pthread_mutex_lock(&e->snapshot_lock);
+    *out = *e->snapshot;
+    pthread_mutex_unlock(&e->snapshot_lock);
+}
+
+void engine_metrics(struct engine *e, struct buf *out)
+{
+    pthread_mutex_lock(&e->snapshot_lock);
+    metrics_write(e->snapshot_metrics, e->snapshot, out);
+    pthread_mutex_unlock(&e->snapshot_lock);
+}
+
+int engine_ready(struct engine *e)
+{
+    return atomic_load(&e->ready);
+}
+
+int engine_idle(struct engine *e)
+{
+    return atomic_load(&e->idle) && queue_length(e->inbox) == 0;
+}
+
+void engine__check(const struct engine *e)
+{
+    const char *why = NULL;
+    CHECK(slots__check(e->slots, &why));
+    CHECK(blocks__check(e->blocks, &why));
+    CHECK(admission__check(e->admission, &why));
+    CHECK(slots_count(e->slots, SLOT_READING) == e->n_reading);
+    CHECK(slots_count(e->slots, SLOT_DECODING) == e->n_decoding);
+    CHECK(admission_stats(e->admission).n_waiting == e->n_queued);
+    CHECK(e->metrics.accepted == e->metrics.done + e->metrics.failed + e->metrics.expired + e->metrics.cancelled +
+                                     e->n_queued + e->n_reading + e->n_decoding);
+}

@@ -1,0 +1,219 @@
+#include "coordinator/engine_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "common/base/trace.h"
+
+#define LOG_MODULE "engine"
+#include "common/base/log.h"
+
+static struct flight *flight_of(struct engine *e, uint64_t tick)
+{
+    return &e->flights[tick % e->window];
+}
+
+/* --- epochs ------------------------------------------------------------------------------------------------------------------ */
+
+/* Running requests end with one retryable error; queued ones wait for the next epoch. */
+static void epoch_lost(struct engine *e, const struct pipeline_event *ev, int64_t now)
+{
+    struct error why;
+    char who[24] = "the pipeline";
+    if (ev->stage != STAGE_NONE)
+        snprintf(who, sizeof who, "stage %d", ev->stage);
+    error_set(&why, STATUS_PIPELINE_LOST, "%s was lost: %.200s", who, ev->why.message);
+    LOG_ERROR("epoch %llu ended: %s; %u running requests end, %u wait", (unsigned long long)pipeline_epoch(e->pipeline),
+              why.message, e->n_reading + e->n_decoding, e->n_queued);
+    engine__fail_running(e, &why);
+    sched_reset(e->sched);
+    e->n_closes = 0;
+    blocks_reset(e->blocks, blocks_counts(e->blocks).total);
+    e->lost_ns = now;
+}
+
+static void epoch_ready(struct engine *e, const struct pipeline_event *ev, int64_t now)
+{
+    const struct stage_table *stages = pipeline_stages(e->pipeline);
+    if (blocks_reset(e->blocks, ev->n_blocks) != STATUS_OK) {
+        struct error why;
+        error_set(&why, STATUS_OUT_OF_MEMORY, "no memory for a map of %u blocks", ev->n_blocks);
+        pipeline_fail(e->pipeline, STAGE_NONE, &why, now);
+        return;
+    }
+    sched_reset(e->sched);
+    e->n_closes = 0;
+    for (uint32_t i = 0; i < e->n_stages; i++)
+        sched_set_stage(e->sched, i, &stage_table_at(stages, i)->loaded);
+    e->lost_ns = 0;
+    LOG_INFO("epoch %llu: ready, %u stages, %u KV blocks of %lld positions",
+             (unsigned long long)pipeline_epoch(e->pipeline), e->n_stages, ev->n_blocks,
+             (long long)e->o.config->kv_block);
+}
+
+void engine__pipeline_events(struct engine *e, int64_t now)
+{
+    struct pipeline_event ev;
+    while (pipeline_poll(e->pipeline, &ev)) {
+        e->dirty = 1;
+        if (ev.kind == PIPELINE_EVENT_LOST)
+            epoch_lost(e, &ev, now);
+        else
+            epoch_ready(e, &ev, now);
+    }
+}
+
+/* --- plans -------------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t id_at(const struct request *r, uint32_t position)
+{
+    return position < r->n_prompt ? r->prompt_ids[position] : r->answer_ids[position - r->n_prompt];
+}
+
+/* Blocks for the run, and OPEN or APPEND in front of it. */
+static void add_ops(struct engine *e, struct request *r, const struct sched_run *run)
+{
+    uint32_t n_new, n;
+    CHECK(blocks_grow(e->blocks, r->ref, run->kv_index + run->n, &n_new) == STATUS_OK);
+    const uint32_t *table = blocks_table(e->blocks, r->ref, &n);
+    struct plan_op op = {.kind = r->opened ? OP_APPEND : OP_OPEN, .seq = r->ref.seq, .slot = r->ref.slot,
+                         .n_blocks = n_new, .sampler = r->sampler};
+    if (!r->opened || n_new) {
+        CHECK(plan_add_op(e->plan, &op, table + n - n_new) == STATUS_OK);
+        r->table_digest = plan_table_digest(table, n);
+    }
+    r->opened = 1;
+}
+
+static void add_run(struct engine *e, struct request *r, const struct sched_run *run)
+{
+    struct plan_run out = {
+        .seq = r->ref.seq,
+        .n = run->n,
+        .kv_index = run->kv_index,
+        .source = run->source,
+        .sample = run->sample,
+        .from_tick = run->from_tick,
+        .table_check = r->table_digest,
+    };
+    for (uint32_t i = 0; run->source == SOURCE_IDS && i < run->n; i++)
+        e->scratch[i] = id_at(r, run->kv_index + i);
+    CHECK(plan_add_run(e->plan, &out, e->scratch) == STATUS_OK);
+}
+
+static void fill_plan(struct engine *e, const struct sched_plan *sp)
+{
+    struct flight *f = flight_of(e, sp->tick);
+    plan_reset(e->plan);
+    e->plan->tick = sp->tick;
+    e->plan->budget_us = sp->budget_us;
+    for (uint32_t i = 0; i < e->n_closes; i++)
+        CHECK(plan_add_op(e->plan, &(struct plan_op){.kind = OP_CLOSE, .seq = e->closes[i]}, NULL) == STATUS_OK);
+    e->n_closes = 0;
+    for (uint32_t i = 0; i < sp->n_runs; i++) {
+        struct request *r = e->by_slot[sp->runs[i].ref.slot];
+        ASSERT(r && r->ref.seq == sp->runs[i].ref.seq);
+        add_ops(e, r, &sp->runs[i]);
+        add_run(e, r, &sp->runs[i]);
+        if (sp->runs[i].is_piece)
+            e->metrics.prompt_rows += sp->runs[i].n;
+        else
+            e->metrics.decode_rows += sp->runs[i].n;
+    }
+    f->tick = sp->tick;
+    f->n_runs = sp->n_runs;
+    memcpy(f->runs, sp->runs, sp->n_runs * sizeof *f->runs);
+}
+
+void engine__send_ticks(struct engine *e, int64_t now)
+{
+    while (pipeline_running(e->pipeline) && sched_plan(e->sched, e->sched_plan)) {
+        fill_plan(e, e->sched_plan);
+        sched_commit(e->sched, e->sched_plan);
+        trace_event("tick", (int64_t)e->sched_plan->tick, e->sched_plan->n_rows, e->sched_plan->n_runs,
+                    e->sched_plan->budget_us);
+        e->metrics.ticks++;
+        e->dirty = 1;
+        if (pipeline_send(e->pipeline, e->plan, now) != STATUS_OK)
+            return;
+    }
+}
+
+/* --- results ------------------------------------------------------------------------------------------------------------------- */
+
+static enum status check_result(const struct engine *e, const struct flight *f, const struct result *r, struct error *err)
+{
+    uint32_t n_vocab = tokenizer_n_vocab(e->o.tokenizer);
+    if (f->tick != r->tick || f->n_runs != r->n_runs)
+        return error_set(err, STATUS_PROTOCOL, "result of tick %llu with %u runs, expected tick %llu with %u",
+                         (unsigned long long)r->tick, r->n_runs, (unsigned long long)f->tick, f->n_runs);
+    for (uint32_t i = 0; i < r->n_runs; i++) {
+        const struct result_run *got = &r->runs[i];
+        const struct sched_run *want = &f->runs[i];
+        if (got->seq != want->ref.seq || got->n_accepted > want->n)
+            return error_set(err, STATUS_PROTOCOL, "run %u of tick %llu: sequence %llu with %u rows, planned %llu with %u", i,
+                             (unsigned long long)r->tick, (unsigned long long)got->seq, got->n_accepted,
+                             (unsigned long long)want->ref.seq, want->n);
+        if (want->sample == SAMPLE_LAST && !got->bad_logits && (got->id < 0 || (uint32_t)got->id >= n_vocab))
+            return error_set(err, STATUS_PROTOCOL, "run %u of tick %llu: id %d, the vocabulary has %u", i,
+                             (unsigned long long)r->tick, got->id, n_vocab);
+    }
+    return STATUS_OK;
+}
+
+static void take_run(struct engine *e, const struct sched_run *run, const struct result_run *got, int64_t now)
+{
+    if (run->is_piece)
+        e->metrics.prompt_tokens += run->n;
+    struct request *r = e->by_slot[run->ref.slot];
+    if (!r || r->ref.seq != run->ref.seq)
+        return; /* it has ended: a surplus row */
+    if (run->is_piece)
+        r->n_read = run->kv_index + run->n;
+    if (run->sample != SAMPLE_LAST)
+        return;
+    if (!got->bad_logits) {
+        engine__token(e, r, (uint32_t)got->id, now);
+        return;
+    }
+    struct error err;
+    error_set(&err, STATUS_BAD_LOGITS, "the model gave no finite logits at position %u", run->kv_index + run->n - 1);
+    engine__end(e, r, REQUEST_FAILED, &err);
+}
+
+void engine__result(struct engine *e, const struct result *r, int64_t now)
+{
+    struct flight *f = flight_of(e, r->tick);
+    struct error err;
+    if (check_result(e, f, r, &err) != STATUS_OK) {
+        e->metrics.protocol_errors++;
+        pipeline_fail(e->pipeline, (int)e->n_stages - 1, &err, now);
+        return;
+    }
+    engine__timing(e, &r->timing);
+    sched_retire(e->sched, r->tick);
+    blocks_retire(e->blocks, r->tick);
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < f->n_runs; i++) {
+        rows += f->runs[i].n;
+        take_run(e, &f->runs[i], &r->runs[i], now);
+    }
+    admission_served(e->admission, rows, now);
+    trace_event("result", (int64_t)r->tick, r->n_runs, rows, r->timing.compute_us);
+}
+
+void engine__timing(struct engine *e, const struct stage_timing *t)
+{
+    if (t->stage >= e->n_stages)
+        return;
+    struct stage_metrics *m = &e->metrics.stage[t->stage];
+    m->ticks++;
+    m->busy_s += t->compute_us / 1e6;
+    m->bubble_s += t->wait_data_us / 1e6;
+    m->hop_bytes += t->sent_bytes;
+    histogram_add(&m->tick_seconds, t->compute_us / 1e6, 1);
+    histogram_add(&m->hop_seconds, t->send_us / 1e6, 1);
+    sched_timing(e->sched, t->stage, t->tick, (double)t->compute_us + t->send_us);
+}
