@@ -5,7 +5,8 @@
  *            that is returned points outside the mapping. It knows no model: hparams.h does.
  * Ownership  gguf_open/gguf_close. All pointers returned live until gguf_close. Strings are not 0-terminated: struct text.
  * Threading  Open and close on one thread; everything else is read-only and may be called from any.
- * Invariants 1. data of every tensor lies inside the file, aligned to general.alignment; no two tensors overlap.
+ * Invariants 1. data of every tensor lies inside the file, aligned to general.alignment; no two tensors overlap, and
+ *               no more than padding lies between them and behind the last.
  *            2. Names of tensors and keys are unique.
  *            3. Memory used besides the mapping is bounded by 128 bytes for each key and tensor that the file really
  *               holds, and by 16 MiB.

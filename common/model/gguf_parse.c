@@ -300,10 +300,15 @@ static enum status bad_offset(struct reader *r, const struct gguf_tensor *t, uin
                      gguf__printable(t->name).text, offset_field(r->g, t), offset, why);
 }
 
+static uint64_t data_start(const struct gguf *g, uint64_t alignment)
+{
+    return (g->table_end + alignment - 1) & ~(alignment - 1); /* table_end <= len, alignment <= 1 MiB: no overflow */
+}
+
 static enum status place_tensors(struct reader *r, uint64_t alignment)
 {
     struct gguf *g = r->g;
-    uint64_t start = (g->table_end + alignment - 1) & ~(alignment - 1); /* table_end <= len, alignment <= 1 MiB */
+    uint64_t start = data_start(g, alignment);
     for (uint32_t i = 0; i < g->n_tensors; i++) {
         struct gguf_tensor *t = &g->tensors[i];
         uint64_t offset = t->file_offset;
@@ -327,20 +332,40 @@ static int compare_offsets(const void *a, const void *b, void *tensors)
     return (x > y) - (x < y);
 }
 
-/* Uses tensor_order for a moment; order_tensors sets it anew. */
-static enum status check_overlap(struct reader *r)
+/* before NULL: t is the first in the data section. */
+static enum status check_neighbours(struct reader *r, const struct gguf_tensor *before, const struct gguf_tensor *t,
+                                    uint64_t end, uint64_t alignment)
+{
+    if (t->file_offset < end)
+        return error_set(r->err, STATUS_BAD_MODEL, "offset of tensor '%s' at byte %" PRIu64 " puts it inside tensor '%s'",
+                         gguf__printable(t->name).text, offset_field(r->g, t), gguf__printable(before->name).text);
+    if (t->file_offset - end >= alignment)
+        return error_set(r->err, STATUS_BAD_MODEL,
+                         "offset of tensor '%s' at byte %" PRIu64 " leaves %" PRIu64 " bytes before it to no tensor",
+                         gguf__printable(t->name).text, offset_field(r->g, t), t->file_offset - end);
+    return STATUS_OK;
+}
+
+/* No overlap; and no more than padding between tensors and behind them, since more means that a count, type or dimension is
+ * not what the file was written with. Uses tensor_order for a moment; order_tensors sorts it anew. */
+static enum status check_places(struct reader *r, uint64_t alignment)
 {
     struct gguf *g = r->g;
+    const struct gguf_tensor *before = NULL;
+    uint64_t end = data_start(g, alignment);
     for (uint32_t i = 0; i < g->n_tensors; i++)
         g->tensor_order[i] = i;
     qsort_r(g->tensor_order, g->n_tensors, sizeof *g->tensor_order, compare_offsets, g->tensors);
-    for (uint32_t i = 1; i < g->n_tensors; i++) {
-        const struct gguf_tensor *a = &g->tensors[g->tensor_order[i - 1]], *b = &g->tensors[g->tensor_order[i]];
-        if (b->file_offset - a->file_offset < a->bytes)
-            return error_set(r->err, STATUS_BAD_MODEL,
-                             "offset of tensor '%s' at byte %" PRIu64 " puts it inside tensor '%s'",
-                             gguf__printable(b->name).text, offset_field(g, b), gguf__printable(a->name).text);
+    for (uint32_t i = 0; i < g->n_tensors; i++) {
+        const struct gguf_tensor *t = &g->tensors[g->tensor_order[i]];
+        TRY(check_neighbours(r, before, t, end, alignment));
+        before = t;
+        end = t->file_offset + t->bytes;
     }
+    if (g->len > end && g->len - end >= alignment)
+        return error_set(r->err, STATUS_BAD_MODEL,
+                         "n_tensors at byte 8 is %u: the tensors end at byte %" PRIu64 ", the file has %" PRIu64 " bytes",
+                         g->n_tensors, end, g->len);
     return STATUS_OK;
 }
 
@@ -373,6 +398,6 @@ enum status gguf__parse(struct gguf *g, struct error *err)
     TRY(read_alignment(&r, &alignment));
     TRY(parse_tensors(&r));
     TRY(place_tensors(&r, alignment));
-    TRY(check_overlap(&r));
+    TRY(check_places(&r, alignment));
     return order_tensors(&r);
 }
