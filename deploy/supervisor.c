@@ -32,6 +32,7 @@ struct child *supervisor_add(struct supervisor *s, const char *name)
     struct child *c = &s->children[s->n_children++];
     snprintf(c->name, sizeof c->name, "%s", name);
     c->start_at_ns = 1;
+    c->pass_fd = -1;
     return c;
 }
 
@@ -77,6 +78,8 @@ static enum status start(struct supervisor *s, struct child *c)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != s->self) /* the launcher died in between */
             _exit(EXIT_BUG);
+        if (c->pass_fd >= 0)
+            fcntl(c->pass_fd, F_SETFD, 0);
         setpgid(0, 0); /* the terminal's Ctrl-C reaches the launcher alone, which drains */
         execve(c->argv[0], (char *const *)c->argv, env);
         fprintf(stderr, "sluice-launch: %s cannot be started: %s\n", c->argv[0], strerror(errno));

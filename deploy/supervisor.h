@@ -22,6 +22,7 @@ struct child {
     const char *argv[MAX_CHILD_ARGS];
     char *env[8];                      /* NAME=VALUE on top of the launcher's environment */
     int n_env;
+    int pass_fd;                       /* a descriptor that only this child inherits, or -1 */
     pid_t pid;                         /* 0: not running */
     int64_t start_at_ns;               /* when it is to be started; 0: not */
     int64_t restarted_ns[MAX_RESTARTS_KEPT];

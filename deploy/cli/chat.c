@@ -1,0 +1,137 @@
+/* deploy/cli/chat.c - `sluice chat`: one question, or a conversation line by line. */
+#include <errno.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "deploy/cli/cli.h"
+
+enum { MAX_TRIES = 30 };
+
+struct answer {
+    struct buf text;
+    int n_tokens;
+    double decode_ms;
+    const char *finish; /* "stop" or "length" */
+};
+
+static void on_event(void *ctx, const json_t *event)
+{
+    struct answer *a = ctx;
+    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0), *usage = json_object_get(event, "usage"),
+                 *timings = json_object_get(event, "timings");
+    const char *piece = json_string_value(json_object_get(json_object_get(choice, "delta"), "content")),
+               *finish = json_string_value(json_object_get(choice, "finish_reason"));
+    if (piece) {
+        fputs(piece, stdout);
+        fflush(stdout);
+        buf_text(&a->text, piece);
+    }
+    if (finish)
+        a->finish = strcmp(finish, "length") == 0 ? "length" : "stop";
+    if (json_is_object(usage))
+        a->n_tokens = (int)json_integer_value(json_object_get(usage, "completion_tokens"));
+    if (json_is_object(timings))
+        a->decode_ms = json_number_value(json_object_get(timings, "decode_ms"));
+}
+
+static json_t *request_body(const struct chat_options *o, json_t *messages)
+{
+    json_t *body = json_pack("{s:O, s:b, s:{s:b}}", "messages", messages, "stream", 1, "stream_options", "include_usage", 1);
+    if (body && o->max_tokens > 0)
+        json_object_set_new(body, "max_tokens", json_integer(o->max_tokens));
+    if (body && o->temperature >= 0)
+        json_object_set_new(body, "temperature", json_real(o->temperature));
+    if (body && o->has_seed)
+        json_object_set_new(body, "seed", json_integer(o->seed));
+    if (body && o->model)
+        json_object_set_new(body, "model", json_string(o->model));
+    return body;
+}
+
+/* One turn. A full or starting service is asked again as it says; nothing was printed yet then. */
+static enum status ask(const struct chat_options *o, json_t *messages, struct answer *a, struct error *err)
+{
+    enum status s = STATUS_OK;
+    for (int tries = 0; tries < MAX_TRIES; tries++) {
+        json_t *body = request_body(o, messages);
+        buf_clear(&a->text);
+        s = http_post_stream(&o->http, "/v1/chat/completions", body, on_event, a, err);
+        json_decref(body);
+        if (s == STATUS_OK || a->text.len || err->retry_after_s == 0 || http_interrupted)
+            break;
+        fprintf(stderr, "(%s; trying again in %d s)\n", err->message, err->retry_after_s);
+        sleep((unsigned)err->retry_after_s);
+    }
+    return s;
+}
+
+static void print_figures(const struct answer *a)
+{
+    if (isatty(STDERR_FILENO) && a->n_tokens > 1 && a->decode_ms > 0)
+        fprintf(stderr, "(%d tokens, %.1f tokens/s%s)\n", a->n_tokens, (a->n_tokens - 1) * 1000 / a->decode_ms,
+                a->finish && strcmp(a->finish, "length") == 0 ? ", cut at max_tokens" : "");
+}
+
+static enum status turn(const struct chat_options *o, json_t *messages, const char *text, struct error *err)
+{
+    struct answer a = {0};
+    buf_init(&a.text, 64 << 20);
+    json_array_append_new(messages, json_pack("{s:s, s:s}", "role", "user", "content", text));
+    enum status s = ask(o, messages, &a, err);
+    if (a.text.len && a.text.data[a.text.len - 1] != '\n')
+        putchar('\n');
+    if (s == STATUS_OK) {
+        print_figures(&a);
+        json_array_append_new(messages, json_pack("{s:s, s:s}", "role", "assistant", "content", a.text.data ? a.text.data : ""));
+    } else { /* a turn that failed never spoils the conversation */
+        json_array_remove(messages, json_array_size(messages) - 1);
+    }
+    buf_fini(&a.text);
+    return s;
+}
+
+static void on_interrupt(int sig)
+{
+    (void)sig;
+    http_interrupted = 1;
+}
+
+static enum status converse(const struct chat_options *o, json_t *messages)
+{
+    char *line = NULL;
+    size_t size = 0;
+    int tty = isatty(STDIN_FILENO);
+    if (tty)
+        fprintf(stderr, "Type a message; an empty line or Ctrl-D ends. Ctrl-C stops an answer.\n");
+    struct sigaction sa = {.sa_handler = on_interrupt};
+    sigaction(SIGINT, &sa, NULL); /* no SA_RESTART: at the prompt it ends the loop */
+    for (;;) {
+        http_interrupted = 0;
+        if (tty)
+            fputs("> ", stderr);
+        ssize_t n = getline(&line, &size, stdin);
+        if (n <= 0 || line[0] == '\n')
+            break;
+        line[strcspn(line, "\n")] = 0;
+        struct error err = {0};
+        if (turn(o, messages, line, &err) != STATUS_OK)
+            fprintf(stderr, "sluice: %s\n", err.message);
+    }
+    free(line);
+    return STATUS_OK;
+}
+
+enum status chat_run(const struct chat_options *o, struct error *err)
+{
+    json_t *messages = json_array();
+    if (o->system)
+        json_array_append_new(messages, json_pack("{s:s, s:s}", "role", "system", "content", o->system));
+    enum status s = o->text ? turn(o, messages, o->text, err) : converse(o, messages);
+    json_decref(messages);
+    return s;
+}
