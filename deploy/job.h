@@ -16,6 +16,7 @@
 #define SLUICE_DEPLOY_JOB_H
 
 #include <poll.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/error.h"
