@@ -74,7 +74,8 @@ void stage_table_claim(struct stage_table *t, uint64_t id, const struct msg_hell
 void stage_table_loaded(struct stage_table *t, uint32_t stage, const struct msg_loaded *l);  /* -> LINKING */
 void stage_table_acked(struct stage_table *t, uint32_t stage, uint64_t epoch);
 void stage_table_ready(struct stage_table *t, uint32_t stage, uint64_t epoch);               /* -> READY */
-void stage_table_unlink(struct stage_table *t);                                              /* every READY -> LINKING */
+/* The epoch ended: every READY -> LINKING, and nobody is blamed for standing still in it. */
+void stage_table_unlink(struct stage_table *t, int64_t now_ns);
 void stage_table_missed(struct stage_table *t, uint32_t stage);
 
 void stage_table_heard(struct stage_table *t, uint32_t stage, int64_t now_ns);

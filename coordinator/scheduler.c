@@ -1,0 +1,287 @@
+/* The planner of scheduling.md. What differs from the text there, and why:
+ *  - the bank earns what the share leaves of one revolution, P0/s - P0, spread over the ticks of the revolution that carry
+ *    rows. (tau_share - c of one tick is the same where stages are equal, and can be negative where they are not: then
+ *    nothing would ever be read.)
+ *  - a burst is one wide tick (k = 1); longer ones come with issue 4, as does charging what a tick cost beyond its
+ *    prediction.
+ *  - a row is also ready early when the tick would be empty otherwise, although readers wait: an empty tick is not sent.
+ */
+#include "coordinator/scheduler.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "common/base/trace.h"
+#include "coordinator/sched_impl.h"
+
+/* --- the state's memory -------------------------------------------------------------------------------------------------- */
+
+struct sched_entry *sched__entries(const struct sched *s)
+{
+    return (struct sched_entry *)((char *)(uintptr_t)s + s->entries_at);
+}
+
+static struct sched_flight *flight_of(const struct sched *s, uint64_t tick)
+{
+    struct sched_flight *f = (struct sched_flight *)((char *)(uintptr_t)s + s->flights_at);
+    return f + tick % s->window;
+}
+
+static struct slot_ref *flight_runs(const struct sched *s, uint64_t tick)
+{
+    struct slot_ref *r = (struct slot_ref *)((char *)(uintptr_t)s + s->runs_at);
+    return r + tick % s->window * s->opt.n_slots;
+}
+
+static struct sched_past *past_of(const struct sched *s, uint64_t tick)
+{
+    struct sched_past *p = (struct sched_past *)((char *)(uintptr_t)s + s->past_at);
+    return p + tick % SCHED_PAST;
+}
+
+static double *past_costs(const struct sched *s, uint64_t tick)
+{
+    double *c = (double *)((char *)(uintptr_t)s + s->costs_at);
+    return c + tick % SCHED_PAST * s->opt.n_stages;
+}
+
+enum status sched_create(const struct sched_options *o, struct sched **out)
+{
+    CHECK(o->n_stages >= 1 && o->n_stages <= MAX_STAGES && o->n_slots >= 1 && o->n_slots <= SLOTS_MAX);
+    CHECK(o->decode_share >= 0 && o->decode_share < 1 && o->max_stall_us > 0 && o->max_tick_us > 0);
+    uint32_t window = o->n_stages + 1;
+    size_t entries_at = sizeof(struct sched);
+    size_t flights_at = entries_at + o->n_slots * sizeof(struct sched_entry);
+    size_t runs_at = flights_at + window * sizeof(struct sched_flight);
+    size_t past_at = runs_at + (size_t)window * o->n_slots * sizeof(struct slot_ref);
+    size_t costs_at = past_at + SCHED_PAST * sizeof(struct sched_past);
+    size_t bytes = costs_at + (size_t)SCHED_PAST * o->n_stages * sizeof(double);
+    struct sched *s = calloc(1, bytes);
+    if (!s)
+        return STATUS_OUT_OF_MEMORY;
+    s->bytes = bytes;
+    s->entries_at = entries_at;
+    s->flights_at = flights_at;
+    s->runs_at = runs_at;
+    s->past_at = past_at;
+    s->costs_at = costs_at;
+    s->window = window;
+    s->opt = *o;
+    if (s->opt.max_rows == 0)
+        s->opt.max_rows = SCHED_MAX_ROWS_AUTO;
+    if (s->opt.piece_max == 0 || s->opt.piece_max > s->opt.max_rows)
+        s->opt.piece_max = s->opt.max_rows;
+    cost_model_init(&s->cost, o->n_stages);
+    s->next_tick = 1;
+    *out = s;
+    return STATUS_OK;
+}
+
+void sched_destroy(struct sched *s)
+{
+    free(s);
+}
+
+size_t sched_bytes(const struct sched *s)
+{
+    return s->bytes;
+}
+
+enum status sched_plan_create(const struct sched *s, struct sched_plan **out)
+{
+    struct sched_plan *p = calloc(1, sizeof *p);
+    if (!p)
+        return STATUS_OUT_OF_MEMORY;
+    p->max_runs = s->opt.n_slots;
+    p->runs = calloc(s->opt.n_slots, sizeof *p->runs);
+    p->scratch = calloc(2ull * s->opt.n_slots, sizeof *p->scratch);
+    if (!p->runs || !p->scratch) {
+        sched_plan_destroy(p);
+        return STATUS_OUT_OF_MEMORY;
+    }
+    *out = p;
+    return STATUS_OK;
+}
+
+void sched_plan_destroy(struct sched_plan *p)
+{
+    if (!p)
+        return;
+    free(p->runs);
+    free(p->scratch);
+    free(p);
+}
+
+void sched_reset(struct sched *s)
+{
+    memset((char *)s + s->entries_at, 0, s->costs_at - s->entries_at);
+    s->next_tick = 1;
+    s->in_flight = 0;
+    s->bank_us = s->credit_us = 0;
+    s->oldest_order = 0;
+    s->stall_unmet = 0;
+}
+
+void sched_set_stage(struct sched *s, uint32_t stage, const struct msg_loaded *l)
+{
+    cost_model_set_stage(&s->cost, stage, l);
+}
+
+void sched_set_latency(struct sched *s, double delta_us, double lambda_us)
+{
+    s->opt.delta_us = delta_us;
+    s->opt.lambda_us = lambda_us;
+}
+
+/* --- sequences ------------------------------------------------------------------------------------------------------------- */
+
+static struct sched_entry *find(const struct sched *s, struct slot_ref ref)
+{
+    if (ref.slot >= s->opt.n_slots || ref.seq == 0 || sched__entries(s)[ref.slot].seq != ref.seq)
+        return NULL;
+    return &sched__entries(s)[ref.slot];
+}
+
+enum status sched_add(struct sched *s, struct slot_ref ref, uint32_t n_prompt, uint32_t n_answer, uint64_t order)
+{
+    CHECK(ref.slot < s->opt.n_slots && ref.seq != 0 && n_prompt >= 1 && n_answer >= 1 && n_answer <= UINT32_MAX - n_prompt);
+    struct sched_entry *e = &sched__entries(s)[ref.slot];
+    if (e->seq != 0)
+        return STATUS_SLOTS_BUSY;
+    *e = (struct sched_entry){.seq = ref.seq, .order = order, .n_prompt = n_prompt, .end = n_prompt + n_answer - 1};
+    trace_event("sched add", ref.slot, (int64_t)ref.seq, n_prompt, n_answer);
+    return STATUS_OK;
+}
+
+enum status sched_remove(struct sched *s, struct slot_ref ref)
+{
+    struct sched_entry *e = find(s, ref);
+    if (!e)
+        return STATUS_SLOT_STALE;
+    memset(e, 0, sizeof *e);
+    trace_event("sched remove", ref.slot, (int64_t)ref.seq, 0, 0);
+    return STATUS_OK;
+}
+
+enum status sched_pause(struct sched *s, struct slot_ref ref, int on)
+{
+    struct sched_entry *e = find(s, ref);
+    if (!e)
+        return STATUS_SLOT_STALE;
+    e->paused = on != 0;
+    return STATUS_OK;
+}
+
+enum status sched_progress(const struct sched *s, struct slot_ref ref, uint32_t *position, uint32_t *in_flight)
+{
+    const struct sched_entry *e = find(s, ref);
+    if (!e)
+        return STATUS_SLOT_STALE;
+    *position = e->position;
+    *in_flight = e->in_flight;
+    return STATUS_OK;
+}
+
+/* --- ticks ----------------------------------------------------------------------------------------------------------------- */
+
+void sched_commit(struct sched *s, const struct sched_plan *p)
+{
+    CHECK(p->tick == s->next_tick && s->in_flight < s->window && p->n_runs <= s->opt.n_slots);
+    struct slot_ref *runs = flight_runs(s, p->tick);
+    for (uint32_t i = 0; i < p->n_runs; i++) {
+        struct sched_entry *e = find(s, p->runs[i].ref);
+        CHECK(e && e->position == p->runs[i].kv_index);
+        e->position += p->runs[i].n;
+        e->before_tick = e->last_tick;
+        e->last_tick = p->tick;
+        e->in_flight++;
+        runs[i] = p->runs[i].ref;
+    }
+    flight_of(s, p->tick)->n_runs = p->n_runs;
+    *past_of(s, p->tick) = (struct sched_past){.tick = p->tick, .kind = cost_kind_of(&p->shape)};
+    for (uint32_t i = 0; i < s->opt.n_stages; i++)
+        past_costs(s, p->tick)[i] = cost_base_us(&s->cost, i, &p->shape);
+    s->bank_us = p->bank_us;
+    s->credit_us = p->credit_us;
+    s->oldest_order = p->oldest_order;
+    s->stall_unmet = p->stall_unmet;
+    s->period_us = p->period_us;
+    s->tau_us = p->tau_us;
+    s->next_tick++;
+    s->in_flight++;
+    s->ticks_sent++;
+    trace_event("tick", (int64_t)p->tick, p->n_rows, p->n_runs, p->budget_us);
+    ASSERT(sched__check(s, &(const char *){0}));
+}
+
+enum status sched_retire(struct sched *s, uint64_t tick)
+{
+    if (s->in_flight == 0 || tick != s->next_tick - s->in_flight)
+        return STATUS_STALE;
+    const struct slot_ref *runs = flight_runs(s, tick);
+    for (uint32_t i = 0; i < flight_of(s, tick)->n_runs; i++) {
+        struct sched_entry *e = find(s, runs[i]);
+        if (e)
+            e->in_flight--;
+    }
+    s->in_flight--;
+    ASSERT(sched__check(s, &(const char *){0}));
+    return STATUS_OK;
+}
+
+void sched_timing(struct sched *s, uint32_t stage, uint64_t tick, double actual_us)
+{
+    const struct sched_past *p = past_of(s, tick);
+    if (tick == 0 || p->tick != tick || stage >= s->opt.n_stages)
+        return;
+    cost_model_learn(&s->cost, stage, p->kind, past_costs(s, tick)[stage], actual_us);
+}
+
+uint64_t sched_last_tick(const struct sched *s)
+{
+    return s->next_tick - 1;
+}
+
+struct sched_stats sched_stats(const struct sched *s)
+{
+    struct sched_stats st = {.ticks_sent = s->ticks_sent, .in_flight = s->in_flight, .stall_unmet = s->stall_unmet,
+                             .period_us = s->period_us, .tau_us = s->tau_us, .bank_us = s->bank_us};
+    st.oldest_tick = s->in_flight ? s->next_tick - s->in_flight : 0;
+    for (uint32_t i = 0; i < s->opt.n_slots; i++) {
+        const struct sched_entry *e = &sched__entries(s)[i];
+        st.n_readers += e->seq != 0 && e->position < e->n_prompt;
+        st.n_streams += e->seq != 0 && e->position >= e->n_prompt;
+    }
+    return st;
+}
+
+const struct cost_model *sched_costs(const struct sched *s)
+{
+    return &s->cost;
+}
+
+int sched__check(const struct sched *s, const char **why)
+{
+    *why = NULL;
+    if (s->in_flight > s->window || s->in_flight >= s->next_tick)
+        *why = "at most window ticks are in flight, all of them committed";
+    uint64_t in_ticks = 0, in_entries = 0;
+    for (uint64_t t = s->next_tick - s->in_flight; !*why && t < s->next_tick; t++)
+        for (uint32_t i = 0; i < flight_of(s, t)->n_runs; i++)
+            in_ticks += find(s, flight_runs(s, t)[i]) != NULL;
+    for (uint32_t i = 0; !*why && i < s->opt.n_slots; i++) {
+        const struct sched_entry *e = &sched__entries(s)[i];
+        in_entries += e->in_flight;
+        if (e->seq == 0 && (e->in_flight || e->position))
+            *why = "an empty entry holds nothing";
+        else if (e->position > e->end)
+            *why = "no row is planned beyond the end";
+        else if (e->last_tick >= s->next_tick)
+            *why = "a last tick was committed";
+    }
+    if (!*why && in_ticks != in_entries)
+        *why = "rows in flight add up over ticks and entries";
+    return !*why;
+}
