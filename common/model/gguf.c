@@ -13,9 +13,9 @@
 #include "common/base/check.h"
 #include "common/model/gguf_impl.h"
 
-struct gguf_printable gguf__printable(struct text t)
+struct printable gguf_printable(struct text t)
 {
-    struct gguf_printable out;
+    struct printable out;
     size_t n = 0;
     for (; n < t.len && n + 1 < sizeof out.text; n++)
         out.text[n] = t.data[n] >= 0x20 && t.data[n] < 0x7f ? t.data[n] : '?';

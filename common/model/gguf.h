@@ -26,6 +26,12 @@ struct text {
     size_t len;
 };
 
+/* A text of a file as one can show it: unprintable bytes as '?', cut to what fits. Use: gguf_printable(t).text. */
+struct printable {
+    char text[96];
+};
+struct printable gguf_printable(struct text t);
+
 struct gguf_tensor {
     struct text name;
     enum tensor_type type;

@@ -85,10 +85,4 @@ static inline uint64_t gguf__load_u64(const uint8_t *p)
     return gguf__load_u32(p) | (uint64_t)gguf__load_u32(p + 4) << 32;
 }
 
-/* A name from a file as one can print it: unprintable bytes as '?', cut to what fits. */
-struct gguf_printable {
-    char text[72];
-};
-struct gguf_printable gguf__printable(struct text t);
-
 #endif

@@ -190,7 +190,7 @@ static uint64_t offset_of(const struct gguf *g, struct text name)
 static enum status bad_duplicate(struct reader *r, const char *what, struct text a, struct text b)
 {
     return error_set(r->err, STATUS_BAD_MODEL, "%s '%s' at byte %" PRIu64 " is there already, at byte %" PRIu64, what,
-                     gguf__printable(a).text, offset_of(r->g, a), offset_of(r->g, b));
+                     gguf_printable(a).text, offset_of(r->g, a), offset_of(r->g, b));
 }
 
 /* Sorted rather than hashed: no choice of names makes it slow. */
@@ -266,7 +266,7 @@ static enum status take_tensor_type(struct reader *r, struct gguf_tensor *t, uin
     if (t->ne[0] % info->block_elements != 0)
         return error_set(r->err, STATUS_BAD_MODEL,
                          "tensor type %s at byte %" PRIu64 " has blocks of %u elements, '%s' has rows of %" PRIu64,
-                         info->name, at, info->block_elements, gguf__printable(t->name).text, t->ne[0]);
+                         info->name, at, info->block_elements, gguf_printable(t->name).text, t->ne[0]);
     t->type = (enum tensor_type)type;
     if (__builtin_mul_overflow(n_elements / info->block_elements, (uint64_t)info->block_bytes, &t->bytes))
         return bad(r, "tensor type", at, "more bytes than can be counted");
@@ -297,7 +297,7 @@ static uint64_t offset_field(const struct gguf *g, const struct gguf_tensor *t)
 static enum status bad_offset(struct reader *r, const struct gguf_tensor *t, uint64_t offset, const char *why)
 {
     return error_set(r->err, STATUS_BAD_MODEL, "offset of tensor '%s' at byte %" PRIu64 " is %" PRIu64 ": %s",
-                     gguf__printable(t->name).text, offset_field(r->g, t), offset, why);
+                     gguf_printable(t->name).text, offset_field(r->g, t), offset, why);
 }
 
 static uint64_t data_start(const struct gguf *g, uint64_t alignment)
@@ -318,7 +318,7 @@ static enum status place_tensors(struct reader *r, uint64_t alignment)
             return error_set(r->err, STATUS_BAD_MODEL,
                              "offset of tensor '%s' at byte %" PRIu64 " is %" PRIu64 ": with %" PRIu64
                              " bytes it ends behind the file (%" PRIu64 " bytes, data from %" PRIu64 ")",
-                             gguf__printable(t->name).text, offset_field(g, t), offset, t->bytes, g->len, start);
+                             gguf_printable(t->name).text, offset_field(g, t), offset, t->bytes, g->len, start);
         t->file_offset = start + offset;
         t->data = g->data + t->file_offset;
     }
@@ -338,11 +338,11 @@ static enum status check_neighbours(struct reader *r, const struct gguf_tensor *
 {
     if (t->file_offset < end)
         return error_set(r->err, STATUS_BAD_MODEL, "offset of tensor '%s' at byte %" PRIu64 " puts it inside tensor '%s'",
-                         gguf__printable(t->name).text, offset_field(r->g, t), gguf__printable(before->name).text);
+                         gguf_printable(t->name).text, offset_field(r->g, t), gguf_printable(before->name).text);
     if (t->file_offset - end >= alignment)
         return error_set(r->err, STATUS_BAD_MODEL,
                          "offset of tensor '%s' at byte %" PRIu64 " leaves %" PRIu64 " bytes before it to no tensor",
-                         gguf__printable(t->name).text, offset_field(r->g, t), t->file_offset - end);
+                         gguf_printable(t->name).text, offset_field(r->g, t), t->file_offset - end);
     return STATUS_OK;
 }
 

@@ -31,15 +31,6 @@ static int text_is(struct text t, const char *s)
     return t.len == strlen(s) && memcmp(t.data, s, t.len) == 0;
 }
 
-/* Printable ASCII, others as '?', for messages. */
-static void printable(char *out, size_t size, struct text t)
-{
-    size_t n = 0;
-    for (; n < t.len && n + 1 < size; n++)
-        out[n] = t.data[n] >= 0x20 && t.data[n] < 0x7f ? t.data[n] : '?';
-    out[n] = 0;
-}
-
 static void arch_key(char out[MAX_NAME], const struct arch *arch, const char *suffix)
 {
     snprintf(out, MAX_NAME, "%s.%s", arch->name, suffix);
@@ -97,7 +88,7 @@ static enum status read_f32(const struct reader *r, const char *suffix, double m
 static enum status find_arch(const struct gguf *g, const struct arch **out, struct error *err)
 {
     struct text name;
-    char shown[48], supported[128] = "";
+    char supported[128] = "";
     if (!gguf_text(g, "general.architecture", &name))
         return error_set(err, STATUS_BAD_MODEL, "general.architecture is missing or not a text");
     for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
@@ -108,20 +99,17 @@ static enum status find_arch(const struct gguf *g, const struct arch **out, stru
         }
         snprintf(supported + n, sizeof supported - n, "%s%s", n ? ", " : "", archs[i].name);
     }
-    printable(shown, sizeof shown, name);
-    return error_set(err, STATUS_BAD_MODEL, "architecture '%s' is not supported yet; supported: %s", shown, supported);
+    return error_set(err, STATUS_BAD_MODEL, "architecture '%s' is not supported yet; supported: %s",
+                     gguf_printable(name).text, supported);
 }
 
 /* Files that are not one whole model. */
 static enum status refuse_parts(const struct gguf *g, struct error *err)
 {
     struct text type;
-    char shown[48];
     uint64_t n;
-    if (gguf_text(g, "general.type", &type) && !text_is(type, "model")) {
-        printable(shown, sizeof shown, type);
-        return error_set(err, STATUS_BAD_MODEL, "general.type is '%s', not 'model'", shown);
-    }
+    if (gguf_text(g, "general.type", &type) && !text_is(type, "model"))
+        return error_set(err, STATUS_BAD_MODEL, "general.type is '%s', not 'model'", gguf_printable(type).text);
     if (gguf_u64(g, "split.count", &n) && n > 1)
         return error_set(err, STATUS_BAD_MODEL, "split.count is %" PRIu64 ": a model in several files is not supported yet",
                          n);
@@ -130,14 +118,12 @@ static enum status refuse_parts(const struct gguf *g, struct error *err)
 
 static enum status refuse_rope_scaling(const struct reader *r)
 {
-    char key[MAX_NAME], shown[48];
+    char key[MAX_NAME];
     struct text type;
     double factor;
     arch_key(key, r->arch, "rope.scaling.type");
-    if (gguf_text(r->gguf, key, &type) && !text_is(type, "none")) {
-        printable(shown, sizeof shown, type);
-        return error_set(r->err, STATUS_BAD_MODEL, "%s '%s' is not supported yet", key, shown);
-    }
+    if (gguf_text(r->gguf, key, &type) && !text_is(type, "none"))
+        return error_set(r->err, STATUS_BAD_MODEL, "%s '%s' is not supported yet", key, gguf_printable(type).text);
     arch_key(key, r->arch, "rope.scale_linear");
     if (gguf_f64(r->gguf, key, &factor) && factor != 1)
         return error_set(r->err, STATUS_BAD_MODEL, "%s %g is not supported yet", key, factor);
@@ -382,12 +368,9 @@ static enum status refuse_strangers(const struct model *m, struct error *err)
 {
     for (uint32_t i = 0; i < gguf_n_tensors(m->gguf); i++) {
         const struct gguf_tensor *t = gguf_tensor(m->gguf, i);
-        char shown[MAX_NAME];
-        if (is_part(m, t->name))
-            continue;
-        printable(shown, sizeof shown, t->name);
-        return error_set(err, STATUS_BAD_MODEL, "tensor %s is not supported yet in architecture '%s' with %u layers", shown,
-                         m->hp.arch->name, m->hp.n_layers);
+        if (!is_part(m, t->name))
+            return error_set(err, STATUS_BAD_MODEL, "tensor %s is not supported yet in architecture '%s' with %u layers",
+                             gguf_printable(t->name).text, m->hp.arch->name, m->hp.n_layers);
     }
     return STATUS_OK;
 }
