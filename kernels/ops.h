@@ -10,7 +10,7 @@
  *            operation's result does not depend on n_threads.
  * Invariants Row-invariant: the values of a row depend on that row's inputs alone, whatever rows stand beside it.
  *            Default MXCSR (round to nearest, no FTZ, no DAZ) on every thread.
- * Errors     ops_open: STATUS_CONFIG. weight_prepare: STATUS_UNSUPPORTED naming the type. Operations cannot fail; NaN and
+ * Errors     ops_open: STATUS_CONFIG. weight_prepare: STATUS_UNSUPPORTED naming the type, STATUS_BAD_MODEL for a bad shape. Operations cannot fail; NaN and
  *            Inf in a row stay in that row.
  *
  * All matrices are row-major f32 unless said otherwise; pointers to rows are 64-byte aligned and a row stride is its

@@ -1,0 +1,398 @@
+/* Quantized products with 256-bit vectors, built twice: AVX2 (maddubs) and, with -DAVXVNNI=1, AVX-VNNI (dpbusd).
+ *
+ * Up to 4 rows read the cells directly; more rows run over a strip half (8 outputs) that is unpacked once into the first-level
+ * cache. Without dpbusd, maddubs adds pairs in 16 bits, and nothing saturates: payload <= 15: 8 products fit (30480), <= 31: 4
+ * (31496), <= 63: 2 (32004); Q8_0: |w| <= 128 times the sign-adjusted x: one pair is at most 32512. */
+#include <immintrin.h>
+
+#include "kernels/block.h"
+#include "kernels/cpu/mul.h"
+
+#ifndef AVXVNNI
+#define AVXVNNI 0
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    CHUNK = 48,      /* blocks of a strip half unpacked at a time: 15 KiB */
+    GROUP_ROWS = 4,  /* rows in registers */
+};
+
+INLINE __m256i load(const uint8_t *p)
+{
+    return _mm256_load_si256((const void *)p);
+}
+
+INLINE __m256i bcast32(const void *p)
+{
+    int32_t v;
+    memcpy(&v, p, 4);
+    return _mm256_set1_epi32(v);
+}
+
+INLINE __m256 bcast_f32(const void *p)
+{
+    float v;
+    memcpy(&v, p, 4);
+    return _mm256_set1_ps(v);
+}
+
+INLINE __m256 load_f16(const uint8_t *p)
+{
+    return _mm256_cvtph_ps(_mm_load_si128((const void *)p));
+}
+
+INLINE __m256 load_u8(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)));
+}
+
+INLINE __m256 load_i8(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+}
+
+/* The k-quad `j` (0..7) of half `h` of a cell for the lanes 8g..8g+7: unsigned bytes. */
+INLINE __m256i quad(enum tensor_type type, const uint8_t *cell, int h, int g, int j)
+{
+    const struct strip_layout l = strip_layout(type);
+    if (type == TENSOR_Q8_0)
+        return load(cell + l.payload + 512 * h + 64 * j + 32 * g);
+    __m256i v = load(cell + l.payload + 256 * h + 64 * (j % 4) + 32 * g);
+    v = _mm256_and_si256(j < 4 ? v : _mm256_srli_epi16(v, 4), _mm256_set1_epi8(15));
+    if (type == TENSOR_Q5_0 || type == TENSOR_Q5_1 || type == TENSOR_Q5_K) {
+        __m256i high = load(cell + l.high + 64 * h + 32 * g);
+        high = j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
+        v = _mm256_or_si256(v, _mm256_and_si256(high, _mm256_set1_epi8(16)));
+    } else if (type == TENSOR_Q6_K) {
+        __m256i high = load(cell + l.high + 128 * h + 64 * (j / 4) + 32 * g);
+        int i = j % 4;
+        high = i < 2 ? _mm256_slli_epi16(high, 4 - 2 * i) : _mm256_srli_epi16(high, 2 * i - 4);
+        v = _mm256_or_si256(v, _mm256_and_si256(high, _mm256_set1_epi8(48)));
+    }
+    return v;
+}
+
+/* Scales of one block for 8 lanes: s, and either the second scale or the minimum. */
+struct scales {
+    __m256 s, t;
+};
+
+INLINE struct scales scales(enum tensor_type type, const uint8_t *header, const uint8_t *cell, int h, int g)
+{
+    const struct strip_layout l = strip_layout(type);
+    struct scales r = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    if (type == TENSOR_Q6_K) {
+        __m256 d = load_f16(header + 16 * g);
+        r.s = _mm256_mul_ps(d, load_i8(cell + 32 * h + 8 * g));
+        r.t = _mm256_mul_ps(d, load_i8(cell + 32 * h + 16 + 8 * g));
+    } else if (l.header) {
+        r.s = _mm256_mul_ps(load_f16(header + 16 * g), load_u8(cell + 32 * h + 8 * g));
+        __m256 m = _mm256_mul_ps(load_f16(header + 32 + 16 * g), load_u8(cell + 32 * h + 16 + 8 * g));
+        r.t = _mm256_xor_ps(_mm256_set1_ps(-0.f), m);
+    } else {
+        r.s = load_f16(cell + 32 * h + 16 * g);
+        if (l.has_min)
+            r.t = load_f16(cell + l.mins + 32 * h + 16 * g);
+    }
+    return r;
+}
+
+/* acc plus the products of the quads [first, first + n) with x (at its own quad 0 of the block). */
+INLINE __m256i dot(enum tensor_type type, const __m256i *w, int first, int n, const uint8_t *x, __m256i acc)
+{
+#if AVXVNNI
+    (void)type;
+    for (int j = first; j < first + n; j++)
+        acc = _mm256_dpbusd_avx_epi32(acc, w[j], bcast32(x + 4 * j));
+#else
+    const __m256i one = _mm256_set1_epi16(1);
+    if (type == TENSOR_Q8_0) {
+        for (int j = first; j < first + n; j++) {
+            __m256i v = _mm256_xor_si256(w[j], _mm256_set1_epi8(-128));
+            __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(bcast32(x + 4 * j), v));
+            acc = _mm256_add_epi32(acc, _mm256_madd_epi16(p, one));
+        }
+        return acc;
+    }
+    const int fit = type == TENSOR_Q6_K ? 2 : type == TENSOR_Q5_0 || type == TENSOR_Q5_1 || type == TENSOR_Q5_K ? 4 : 8;
+    for (int j = first; j < first + n; j += fit) {
+        __m256i s = _mm256_maddubs_epi16(w[j], bcast32(x + 4 * j));
+        for (int i = 1; i < fit && i < n; i++)
+            s = _mm256_add_epi16(s, _mm256_maddubs_epi16(w[j + i], bcast32(x + 4 * (j + i))));
+        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(s, one));
+    }
+#endif
+    return acc;
+}
+
+/* The start value that takes the offset out. AVX2's Q8_0 has signed weights already. */
+INLINE __m256i start(enum tensor_type type, const uint8_t *block, uint32_t R, uint32_t r, int upper)
+{
+    if (type == TENSOR_Q4_0)
+        return bcast32(ACT_FIELD(block, R, ACT_N8) + 4 * r);
+    if (type == TENSOR_Q5_0)
+        return bcast32(ACT_FIELD(block, R, ACT_N16) + 4 * r);
+    if (type == TENSOR_Q6_K)
+        return bcast32(ACT_FIELD(block, R, upper ? ACT_N32_HI : ACT_N32_LO) + 4 * r);
+    if (AVXVNNI && type == TENSOR_Q8_0)
+        return bcast32(ACT_FIELD(block, R, ACT_N128) + 4 * r);
+    return _mm256_setzero_si256();
+}
+
+/* One block of 8 lanes for row r of a tile of R: the f32 step of the definition. */
+INLINE __m256 step(enum tensor_type type, const __m256i w[8], struct scales s, const uint8_t *block, uint32_t R, uint32_t r,
+                   __m256 y)
+{
+    const uint8_t *x = block + 32 * r;
+    __m256 d = bcast_f32(ACT_FIELD(block, R, ACT_D) + 4 * r);
+    if (type == TENSOR_Q6_K) {
+        __m256i lo = dot(type, w, 0, 4, x, start(type, block, R, r, 0));
+        __m256i hi = dot(type, w, 4, 4, x, start(type, block, R, r, 1));
+        y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(lo), _mm256_mul_ps(s.s, d), y);
+        return _mm256_fmadd_ps(_mm256_cvtepi32_ps(hi), _mm256_mul_ps(s.t, d), y);
+    }
+    __m256i sum = dot(type, w, 0, 8, x, start(type, block, R, r, 0));
+    y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(s.s, d), y);
+    if (strip_layout(type).has_min)
+        y = _mm256_fmadd_ps(s.t, bcast_f32(ACT_FIELD(block, R, ACT_XS) + 4 * r), y);
+    return y;
+}
+
+INLINE void store_lanes(float *y, __m256 v, int columns) /* the first `columns` of 8; none for <= 0 */
+{
+    if (columns >= 8) {
+        _mm256_storeu_ps(y, v);
+        return;
+    }
+    float lane[8];
+    _mm256_storeu_ps(lane, v);
+    for (int i = 0; i < columns; i++)
+        y[i] = lane[i];
+}
+
+/* --- up to 4 rows: straight from the cells ------------------------------------------------------------------------ */
+
+/* One row, all 16 lanes of a strip at once: every cache line is used when it arrives. */
+INLINE void strip_row(enum tensor_type type, const struct mul *m, const uint8_t *cell, const uint8_t *block, uint32_t R,
+                      uint32_t r, size_t ahead, __m256 y[2])
+{
+    const struct strip_layout l = strip_layout(type);
+    const uint8_t *header = cell;
+    uint32_t n_blocks = m->k / 32;
+    y[0] = y[1] = _mm256_setzero_ps();
+    for (uint32_t b = 0; b < n_blocks; b++, block += (size_t)R * ACT_BLOCK_BYTES) {
+        if (l.header && b % 8 == 0) {
+            header = cell;
+            cell += l.header;
+        }
+        int h = b & 1;
+        for (uint32_t i = h * (l.cell / 128 * 64); i < (h ? l.cell : l.cell / 128 * 64); i += 64)
+            _mm_prefetch((const char *)cell + ahead + i, _MM_HINT_T0);
+        for (int g = 0; g < 2; g++) {
+            __m256i w[8];
+            for (int j = 0; j < 8; j++)
+                w[j] = quad(type, cell, h, g, j);
+            y[g] = step(type, w, scales(type, header, cell, h, g), block, R, r, y[g]);
+        }
+        if (h)
+            cell += l.cell;
+    }
+}
+
+/* 2 to 4 rows, 8 lanes. */
+INLINE void half_rows(enum tensor_type type, int n_rows, const struct mul *m, const uint8_t *cell, int g, const uint8_t *block,
+                      uint32_t R, uint32_t r, size_t ahead, __m256 *y)
+{
+    const struct strip_layout l = strip_layout(type);
+    const uint8_t *header = cell;
+    uint32_t n_blocks = m->k / 32;
+    for (int i = 0; i < n_rows; i++)
+        y[i] = _mm256_setzero_ps();
+    for (uint32_t b = 0; b < n_blocks; b++, block += (size_t)R * ACT_BLOCK_BYTES) {
+        if (l.header && b % 8 == 0) {
+            header = cell;
+            cell += l.header;
+        }
+        int h = b & 1;
+        __m256i w[8];
+        if (h == 0) /* the next strip's lines, one half of them with each half of the lanes */
+            for (uint32_t i = g * 64; i < l.cell; i += 128)
+                _mm_prefetch((const char *)cell + ahead + i, _MM_HINT_T0);
+        for (int j = 0; j < 8; j++)
+            w[j] = quad(type, cell, h, g, j);
+        struct scales s = scales(type, header, cell, h, g);
+#pragma GCC unroll 4
+        for (int i = 0; i < n_rows; i++)
+            y[i] = step(type, w, s, block, R, r + (uint32_t)i, y[i]);
+        if (h)
+            cell += l.cell;
+    }
+}
+
+INLINE void few_rows(enum tensor_type type, int n_rows, const struct mul *m, uint32_t strip0, uint32_t strip1, uint32_t row)
+{
+    const size_t bytes = strip_bytes(type, m->k);
+    const uint32_t tile = row / SHARE_TILE, R = act_tile_rows(m->n_rows, tile), r = row % SHARE_TILE;
+    const uint8_t *block = m->acts + act_tile_offset(m->k, tile);
+    for (uint32_t s = strip0; s < strip1; s++) {
+        const uint8_t *strip = m->packed + s * bytes;
+        float *out = m->y + row * m->y_stride + (size_t)s * STRIP;
+        int columns = (int)strip_columns(m, s);
+        __m256 y[GROUP_ROWS];
+        if (n_rows == 1) {
+            strip_row(type, m, strip, block, R, r, 2048, y);
+            store_lanes(out, y[0], columns);
+            store_lanes(out + 8, y[1], columns - 8);
+            continue;
+        }
+        for (int g = 0; g < 2; g++) {
+            half_rows(type, n_rows, m, strip, g, block, R, r, bytes, y);
+#pragma GCC unroll 4
+            for (int i = 0; i < n_rows; i++)
+                store_lanes(out + (size_t)i * m->y_stride + 8 * g, y[i], columns - 8 * g);
+        }
+    }
+}
+
+/* --- more rows: over an unpacked strip half ------------------------------------------------------------------------- */
+
+struct unpacked {
+    _Alignas(64) uint8_t w[CHUNK][8][32];
+    _Alignas(64) float s[CHUNK][2][8];
+};
+
+INLINE void unpack(enum tensor_type type, const uint8_t *strip, int g, uint32_t b0, uint32_t n, size_t ahead, struct unpacked *u)
+{
+    const struct strip_layout l = strip_layout(type);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t b = b0 + i;
+        int h = b & 1;
+        const uint8_t *header = strip + (size_t)(b / 8) * (4 * l.cell + l.header);
+        const uint8_t *cell = strip + (size_t)(b / 2) * l.cell + (size_t)(b / 8 + 1) * l.header;
+        if (h == 0)
+            for (uint32_t p = g * 64; p < l.cell; p += 128)
+                _mm_prefetch((const char *)cell + ahead + p, _MM_HINT_T1);
+        for (int j = 0; j < 8; j++)
+            _mm256_store_si256((void *)u->w[i][j], quad(type, cell, h, g, j));
+        struct scales s = scales(type, header, cell, h, g);
+        _mm256_store_ps(u->s[i][0], s.s);
+        _mm256_store_ps(u->s[i][1], s.t);
+    }
+}
+
+/* n_rows rows from row r of a tile, n blocks; y goes on where the chunk before left it. */
+INLINE void group(enum tensor_type type, int n_rows, const struct unpacked *u, uint32_t n, const uint8_t *block, uint32_t R,
+                  uint32_t r, float *out, size_t y_stride, int columns, int first)
+{
+    __m256 y[GROUP_ROWS];
+    for (int i = 0; i < n_rows; i++) {
+        float lane[8] = {0};
+        y[i] = _mm256_setzero_ps();
+        if (!first && columns >= 8)
+            y[i] = _mm256_loadu_ps(out + (size_t)i * y_stride);
+        else if (!first) {
+            for (int c = 0; c < columns; c++)
+                lane[c] = out[(size_t)i * y_stride + (size_t)c];
+            y[i] = _mm256_loadu_ps(lane);
+        }
+    }
+    for (uint32_t b = 0; b < n; b++, block += (size_t)R * ACT_BLOCK_BYTES) {
+        __m256i w[8];
+        struct scales s = {_mm256_load_ps(u->s[b][0]), _mm256_load_ps(u->s[b][1])};
+        for (int j = 0; j < 8; j++)
+            w[j] = load(u->w[b][j]);
+#pragma GCC unroll 4
+        for (int i = 0; i < n_rows; i++)
+            y[i] = step(type, w, s, block, R, r + (uint32_t)i, y[i]);
+    }
+    for (int i = 0; i < n_rows; i++)
+        store_lanes(out + (size_t)i * y_stride, y[i], columns);
+}
+
+INLINE void tile_rows(enum tensor_type type, const struct mul *m, const struct unpacked *u, uint32_t b0, uint32_t n,
+                      uint32_t row0, uint32_t row1, uint32_t column, int columns)
+{
+    for (uint32_t row = row0; row < row1;) {
+        uint32_t tile = row / SHARE_TILE, R = act_tile_rows(m->n_rows, tile), r = row % SHARE_TILE;
+        uint32_t left = row1 - row < SHARE_TILE - r ? row1 - row : SHARE_TILE - r;
+        const uint8_t *block = m->acts + act_tile_offset(m->k, tile) + (size_t)b0 * R * ACT_BLOCK_BYTES;
+        float *out = m->y + row * m->y_stride + column;
+        switch (left) {
+        case 1:
+            group(type, 1, u, n, block, R, r, out, m->y_stride, columns, b0 == 0);
+            break;
+        case 2:
+            group(type, 2, u, n, block, R, r, out, m->y_stride, columns, b0 == 0);
+            break;
+        case 3:
+            group(type, 3, u, n, block, R, r, out, m->y_stride, columns, b0 == 0);
+            break;
+        default:
+            group(type, 4, u, n, block, R, r, out, m->y_stride, columns, b0 == 0);
+            break;
+        }
+        row += left < GROUP_ROWS ? left : GROUP_ROWS;
+    }
+}
+
+INLINE void many_rows(enum tensor_type type, const struct mul *m, uint32_t strip0, uint32_t strip1, uint32_t row0, uint32_t row1)
+{
+    struct unpacked u;
+    const size_t bytes = strip_bytes(type, m->k);
+    for (uint32_t s = strip0; s < strip1; s++)
+        for (int g = 0; g < 2; g++) {
+            int columns = (int)strip_columns(m, s) - 8 * g;
+            for (uint32_t b = 0; b < m->k / 32 && columns > 0; b += CHUNK) {
+                uint32_t n = m->k / 32 - b < CHUNK ? m->k / 32 - b : CHUNK;
+                unpack(type, m->packed + s * bytes, g, b, n, bytes, &u);
+                tile_rows(type, m, &u, b, n, row0, row1, s * STRIP + 8 * (uint32_t)g, columns);
+            }
+        }
+}
+
+/* --- by type and number of rows ----------------------------------------------------------------------------------------- */
+
+#if AVXVNNI
+#define MUL mul_avxvnni
+#else
+#define MUL mul_avx2
+#endif
+
+#define X(name, offset, min, scales)                                                                                   \
+    static void mul_##name(const struct mul *m, uint32_t strip0, uint32_t strip1, uint32_t row0, uint32_t row1)        \
+    {                                                                                                                  \
+        switch (row1 - row0) {                                                                                         \
+        case 1:                                                                                                        \
+            few_rows(TENSOR_##name, 1, m, strip0, strip1, row0);                                                       \
+            break;                                                                                                     \
+        case 2:                                                                                                        \
+            few_rows(TENSOR_##name, 2, m, strip0, strip1, row0);                                                       \
+            break;                                                                                                     \
+        case 3:                                                                                                        \
+            few_rows(TENSOR_##name, 3, m, strip0, strip1, row0);                                                       \
+            break;                                                                                                     \
+        case 4:                                                                                                        \
+            few_rows(TENSOR_##name, 4, m, strip0, strip1, row0);                                                       \
+            break;                                                                                                     \
+        default:                                                                                                       \
+            many_rows(TENSOR_##name, m, strip0, strip1, row0, row1);                                                   \
+            break;                                                                                                     \
+        }                                                                                                              \
+    }
+BLOCK_QUANT_MAP(X)
+#undef X
+
+void MUL(const struct mul *m, uint32_t strip0, uint32_t strip1, uint32_t row0, uint32_t row1)
+{
+    switch ((int)m->type) {
+#define X(name, offset, min, scales)                                                                                   \
+    case TENSOR_##name:                                                                                                \
+        mul_##name(m, strip0, strip1, row0, row1);                                                                     \
+        break;
+        BLOCK_QUANT_MAP(X)
+#undef X
+    default:
+        break;
+    }
+}
