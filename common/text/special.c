@@ -48,14 +48,19 @@ enum status special_init(struct special *s, const struct vocab *v, struct error 
 {
     *s = (struct special){.vocab = v};
     s->ids = malloc(v->n * sizeof *s->ids);
-    if (!s->ids)
+    s->n_control_before = malloc((v->n + 1) * sizeof *s->n_control_before);
+    if (!s->ids || !s->n_control_before) {
+        special_fini(s);
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for special tokens");
+    }
     enum status status = collect(s, err);
     if (status != STATUS_OK) {
         special_fini(s);
         return status;
     }
+    s->n_control_before[0] = 0;
     for (uint32_t i = 0; i < s->n; i++) {
+        s->n_control_before[i + 1] = s->n_control_before[i] + (uint32_t)vocab_is_control(v, s->ids[i]);
         unsigned char b = (unsigned char)v->raw[s->ids[i]].data[0];
         s->first[b + 1]++;
         if (v->kind[s->ids[i]] == TOKEN_USER_DEFINED)
@@ -69,6 +74,7 @@ enum status special_init(struct special *s, const struct vocab *v, struct error 
 void special_fini(struct special *s)
 {
     free(s->ids);
+    free(s->n_control_before);
     *s = (struct special){0};
 }
 
@@ -109,6 +115,27 @@ static size_t match(const struct special *s, const char *text, size_t len, int c
     }
     *looked = depth;
     return best;
+}
+
+int special_control_starts(const struct special *s, const char *text, size_t trim, size_t len)
+{
+    if (len == 0)
+        return 0;
+    unsigned char b = (unsigned char)text[0];
+    uint32_t lo = s->first[b], hi = s->first[b + 1];
+    for (size_t depth = 1; lo < hi && s->n_control_before[hi] > s->n_control_before[lo]; depth++) {
+        if (depth == trim || depth == len)
+            return 1;
+        if (s->vocab->raw[s->ids[lo]].len == depth) {
+            if (vocab_is_control(s->vocab, s->ids[lo]))
+                return 1;
+            lo++;
+        }
+        b = (unsigned char)text[depth];
+        lo = bound(s, lo, hi, depth, b, 0);
+        hi = bound(s, lo, hi, depth, b, 1);
+    }
+    return 0;
 }
 
 static int is_marked(struct special_search *q, size_t at)

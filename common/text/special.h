@@ -18,6 +18,7 @@ struct special {
     const struct vocab *vocab;
     uint32_t *ids;           /* [n] by bytes; one id, the lowest, for each text */
     uint32_t n;
+    uint32_t *n_control_before; /* [n + 1] how many of ids[0..i) are control tokens */
     uint32_t first[257];     /* ids[first[b] .. first[b + 1]) start with byte b */
     unsigned char starts_user[256]; /* some user-defined name starts with b */
 };
@@ -36,5 +37,8 @@ void special_fini(struct special *s);
 /* The first match at or after from: *at, *id. *at == q->len when there is none. Calls go forwards through a text. */
 enum status special_find(const struct special *s, struct special_search *q, size_t from, struct work *work, size_t *at,
                          uint32_t *id);
+/* Whether a control token may start at text: one of its names does, or text up to one of the two ends (trim <= len,
+ * where a template may cut it) is the beginning of one that what follows could complete. */
+int special_control_starts(const struct special *s, const char *text, size_t trim, size_t len);
 
 #endif

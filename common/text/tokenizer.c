@@ -5,7 +5,7 @@
 
 #include "common/text/bpe.h"
 #include "common/text/pretokenizer.h"
-#include "common/text/special.h"
+#include "common/text/tokenizer_impl.h"
 #include "common/text/utf8.h"
 #include "common/text/vocab.h"
 
@@ -309,6 +309,11 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
 }
 
 /* --- the vocabulary, seen from outside --- */
+
+const struct special *tokenizer__special(const struct tokenizer *t)
+{
+    return &t->special;
+}
 
 uint32_t tokenizer_n_vocab(const struct tokenizer *t)
 {

@@ -55,6 +55,19 @@ unsigned utf8_decode(const char *text, size_t len, uint32_t *out)
     return n;
 }
 
+unsigned utf8_encode(uint32_t cp, char out[4])
+{
+    if (cp < 0x80) {
+        out[0] = (char)cp;
+        return 1;
+    }
+    unsigned n = cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
+    for (unsigned i = n; i-- > 1; cp >>= 6)
+        out[i] = (char)(0x80 | (cp & 0x3f));
+    out[0] = (char)((0xf00u >> n & 0xf0) | cp);
+    return n;
+}
+
 size_t utf8_valid_len(const char *text, size_t len)
 {
     size_t at = 0;

@@ -16,6 +16,8 @@
 size_t utf8_valid_len(const char *text, size_t len);
 /* Decodes the code point at text; returns its length, or 0 when there is none (malformed, or len is 0). */
 unsigned utf8_decode(const char *text, size_t len, uint32_t *out);
+/* Writes the UTF-8 of a code point; returns its length. */
+unsigned utf8_encode(uint32_t cp, char out[4]);
 /* 1: byte may follow the first `n_held` bytes of a character (n_held 0: it may start one). *total: its whole length. */
 int utf8_accepts(const unsigned char *held, unsigned n_held, unsigned char byte, unsigned *total);
 

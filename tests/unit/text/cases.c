@@ -122,19 +122,6 @@ int cases_decode(const struct tokenizer *t, const char *file)
     return vectors_each_line(file, decode_case, (void *)(uintptr_t)t);
 }
 
-static size_t put_utf8(uint32_t cp, char *out)
-{
-    if (cp < 0x80) {
-        out[0] = (char)cp;
-        return 1;
-    }
-    size_t n = cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
-    for (size_t i = n; i-- > 1; cp >>= 6)
-        out[i] = (char)(0x80 | (cp & 0x3f));
-    out[0] = (char)((0xf00u >> n & 0xf0) | cp);
-    return n;
-}
-
 /* Which bytes the vocabulary has tokens for. */
 static void known_bytes(const struct tokenizer *t, unsigned char known[256])
 {
@@ -167,7 +154,7 @@ static size_t random_character(uint64_t draw, char *out)
                                                                                                : (uint32_t)(x % 0x110000);
     if ((cp >= 0xd800 && cp <= 0xdfff) || cp == 0x10fffd)
         cp = '?';
-    return put_utf8(cp, out);
+    return utf8_encode(cp, out);
 }
 
 void cases_round_trip(const struct tokenizer *t, int n)

@@ -47,14 +47,64 @@ const char *real_model_path(void)
     return path;
 }
 
+/* jansson has no integers beyond 64 bits: ": 12345678901234567890" is read as the string "@12345678901234567890". */
+static char *quote_big_integers(const char *text)
+{
+    char *out = malloc(2 * strlen(text) + 1), *to = out;
+    assert_non_null(out);
+    for (const char *p = text; *p;) {
+        size_t digits = p > text + 1 && p[-2] == ':' && p[-1] == ' ' ? strspn(p, "0123456789") : 0;
+        if (digits < 19) {
+            *to++ = *p++;
+            continue;
+        }
+        to += sprintf(to, "\"@%.*s\"", (int)digits, p);
+        p += digits;
+    }
+    *to = 0;
+    return out;
+}
+
+void unquote_big_integers(char *json)
+{
+    char *to = json;
+    for (const char *p = json; *p;) {
+        size_t digits = strncmp(p, "\"@", 2) == 0 ? strspn(p + 2, "0123456789") : 0;
+        if (digits < 19) {
+            *to++ = *p++;
+            continue;
+        }
+        memmove(to, p + 2, digits);
+        to += digits;
+        p += digits + 3;
+    }
+    *to = 0;
+}
+
+static char *read_file(const char *path)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f)
+        fail_msg("%s is missing", path);
+    char *text = NULL;
+    size_t size = 0;
+    ssize_t len = getdelim(&text, &size, 0, f); /* no 0 in a text: all of it */
+    assert_true(len > 0);
+    fclose(f);
+    return text;
+}
+
 json_t *vectors_json(const char *name)
 {
     char path[512];
     json_error_t e;
     snprintf(path, sizeof path, "%s/%s", SLUICE_VECTORS, name);
-    json_t *v = json_load_file(path, JSON_ALLOW_NUL, &e);
+    char *text = read_file(path), *quoted = quote_big_integers(text);
+    json_t *v = json_loads(quoted, JSON_ALLOW_NUL, &e);
     if (!v)
         fail_msg("%s:%d: %s", path, e.line, e.text);
+    free(text);
+    free(quoted);
     return v;
 }
 

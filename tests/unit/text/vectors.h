@@ -25,6 +25,8 @@ void vocabulary_close(struct vocabulary *v);
 const char *real_model_path(void);
 
 json_t *vectors_json(const char *name); /* "chat/llama3-like.json" */
+/* Makes integers beyond 64 bits, which vectors_json gives as strings "@DIGITS", numbers again, in place. */
+void unquote_big_integers(char *json);
 /* Calls check(line) for each line of a JSON-lines file; returns how many there were. */
 int vectors_each_line(const char *name, void (*check)(json_t *line, void *context), void *context);
 
