@@ -23,7 +23,8 @@ struct printable gguf_printable(struct text t)
     return out;
 }
 
-/* --- opening ------------------------------------------------------------------------------------------------------------ */
+/* --- opening
+ * ------------------------------------------------------------------------------------------------------------ */
 
 enum status gguf_open_memory(const void *data, size_t len, struct gguf **out, struct error *err)
 {
@@ -72,7 +73,8 @@ enum status gguf_open(const char *path, struct gguf **out, struct error *err)
     void *data;
     size_t len;
     struct gguf *g;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a FIFO must not hang us before it is refused */
+    int fd =
+        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a FIFO must not hang us before it is refused */
     if (fd < 0)
         return error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
     enum status s = map_file(fd, path, &data, &len, err);
@@ -101,7 +103,8 @@ void gguf_close(struct gguf *g)
     free(g);
 }
 
-/* --- look-up ------------------------------------------------------------------------------------------------------------ */
+/* --- look-up
+ * ------------------------------------------------------------------------------------------------------------ */
 
 uint64_t gguf_file_bytes(const struct gguf *g)
 {
@@ -160,7 +163,8 @@ const struct gguf_key *gguf__find_key(const struct gguf *g, const char *name, si
     return NULL;
 }
 
-/* --- identity ----------------------------------------------------------------------------------------------------------- */
+/* --- identity
+ * ----------------------------------------------------------------------------------------------------------- */
 
 void gguf_hash(const struct gguf *g, uint8_t out[32])
 {

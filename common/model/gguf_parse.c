@@ -29,8 +29,8 @@ static enum status take(struct reader *r, uint64_t n, const char *field, const u
 {
     if (n > left(r))
         return error_set(r->err, STATUS_BAD_MODEL,
-                         "%s at byte %" PRIu64 " needs %" PRIu64 " bytes, the file ends after %" PRIu64, field, r->at, n,
-                         left(r));
+                         "%s at byte %" PRIu64 " needs %" PRIu64 " bytes, the file ends after %" PRIu64, field, r->at,
+                         n, left(r));
     *out = r->g->data + r->at;
     r->at += n;
     return STATUS_OK;
@@ -64,8 +64,10 @@ static enum status take_text(struct reader *r, const char *field, struct text *o
     return STATUS_OK;
 }
 
-/* A count that sizes a table: no larger than the bytes that are left could hold, so that a short file asks for little. */
-static enum status take_count(struct reader *r, const char *field, uint64_t max, uint64_t min_entry_bytes, uint32_t *out)
+/* A count that sizes a table: no larger than the bytes that are left could hold, so that a short file asks for little.
+ */
+static enum status take_count(struct reader *r, const char *field, uint64_t max, uint64_t min_entry_bytes,
+                              uint32_t *out)
 {
     uint64_t at = r->at, n;
     TRY(take_u64(r, field, &n));
@@ -88,7 +90,8 @@ static enum status parse_header(struct reader *r)
     if (version != 2 && version != 3)
         return bad_number(r, "version", 4, version,
                           version & 0xffff ? "only versions 2 and 3 are read" : "big-endian files are not read");
-    /* The least that an entry takes: name length, one letter, type, value; for a tensor n_dims, one dimension, offset. */
+    /* The least that an entry takes: name length, one letter, type, value; for a tensor n_dims, one dimension, offset.
+     */
     TRY(take_count(r, "n_tensors", GGUF_MAX_TENSORS, 8 + 1 + 4 + 8 + 4 + 8, &r->g->n_tensors));
     TRY(take_count(r, "n_kv", GGUF_MAX_KEYS, 8 + 1 + 4 + 1, &r->g->n_keys));
     return STATUS_OK;
@@ -106,7 +109,8 @@ static enum status allocate_tables(struct reader *r)
     return STATUS_OK;
 }
 
-/* --- metadata ----------------------------------------------------------------------------------------------------------- */
+/* --- metadata
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static enum status take_value_type(struct reader *r, const char *field, enum gguf_value_type *out)
 {
@@ -234,7 +238,8 @@ static enum status read_alignment(struct reader *r, uint64_t *out)
     return STATUS_OK;
 }
 
-/* --- tensors ------------------------------------------------------------------------------------------------------------ */
+/* --- tensors
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static enum status take_dims(struct reader *r, struct gguf_tensor *t, uint64_t *n_elements)
 {
@@ -337,7 +342,8 @@ static enum status check_neighbours(struct reader *r, const struct gguf_tensor *
                                     uint64_t end, uint64_t alignment)
 {
     if (t->file_offset < end)
-        return error_set(r->err, STATUS_BAD_MODEL, "offset of tensor '%s' at byte %" PRIu64 " puts it inside tensor '%s'",
+        return error_set(r->err, STATUS_BAD_MODEL,
+                         "offset of tensor '%s' at byte %" PRIu64 " puts it inside tensor '%s'",
                          gguf_printable(t->name).text, offset_field(r->g, t), gguf_printable(before->name).text);
     if (t->file_offset - end >= alignment)
         return error_set(r->err, STATUS_BAD_MODEL,
@@ -346,8 +352,8 @@ static enum status check_neighbours(struct reader *r, const struct gguf_tensor *
     return STATUS_OK;
 }
 
-/* No overlap; and no more than padding between tensors and behind them, since more means that a count, type or dimension is
- * not what the file was written with. Uses tensor_order for a moment; order_tensors sorts it anew. */
+/* No overlap; and no more than padding between tensors and behind them, since more means that a count, type or
+ * dimension is not what the file was written with. Uses tensor_order for a moment; order_tensors sorts it anew. */
 static enum status check_places(struct reader *r, uint64_t alignment)
 {
     struct gguf *g = r->g;
@@ -364,7 +370,8 @@ static enum status check_places(struct reader *r, uint64_t alignment)
     }
     if (g->len > end && g->len - end >= alignment)
         return error_set(r->err, STATUS_BAD_MODEL,
-                         "n_tensors at byte 8 is %u: the tensors end at byte %" PRIu64 ", the file has %" PRIu64 " bytes",
+                         "n_tensors at byte 8 is %u: the tensors end at byte %" PRIu64 ", the file has %" PRIu64
+                         " bytes",
                          g->n_tensors, end, g->len);
     return STATUS_OK;
 }

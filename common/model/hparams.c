@@ -24,7 +24,8 @@ enum {
     MAX_NAME = 96,
 };
 
-/* --- reading keys ------------------------------------------------------------------------------------------------------- */
+/* --- reading keys
+ * ------------------------------------------------------------------------------------------------------- */
 
 static int text_is(struct text t, const char *s)
 {
@@ -83,7 +84,8 @@ static enum status read_f32(const struct reader *r, const char *suffix, double m
     return STATUS_OK;
 }
 
-/* --- what is not supported ---------------------------------------------------------------------------------------------- */
+/* --- what is not supported
+ * ---------------------------------------------------------------------------------------------- */
 
 static enum status find_arch(const struct gguf *g, const struct arch **out, struct error *err)
 {
@@ -111,8 +113,8 @@ static enum status refuse_parts(const struct gguf *g, struct error *err)
     if (gguf_text(g, "general.type", &type) && !text_is(type, "model"))
         return error_set(err, STATUS_BAD_MODEL, "general.type is '%s', not 'model'", gguf_printable(type).text);
     if (gguf_u64(g, "split.count", &n) && n > 1)
-        return error_set(err, STATUS_BAD_MODEL, "split.count is %" PRIu64 ": a model in several files is not supported yet",
-                         n);
+        return error_set(err, STATUS_BAD_MODEL,
+                         "split.count is %" PRIu64 ": a model in several files is not supported yet", n);
     return STATUS_OK;
 }
 
@@ -138,8 +140,8 @@ static enum status refuse_features(const struct reader *r)
     int causal;
     TRY(read_u32(r, "expert_count", 0, UINT32_MAX, &n_experts));
     if (n_experts > 0)
-        return error_set(r->err, STATUS_BAD_MODEL, "architecture '%s' with %u experts is not supported yet", r->arch->name,
-                         n_experts);
+        return error_set(r->err, STATUS_BAD_MODEL, "architecture '%s' with %u experts is not supported yet",
+                         r->arch->name, n_experts);
     TRY(read_u32(r, "attention.sliding_window", 0, UINT32_MAX, &window));
     if (window > 0)
         return error_set(r->err, STATUS_BAD_MODEL, "%s.attention.sliding_window %u is not supported yet", r->arch->name,
@@ -150,7 +152,8 @@ static enum status refuse_features(const struct reader *r)
     return refuse_rope_scaling(r);
 }
 
-/* --- hyper-parameters --------------------------------------------------------------------------------------------------- */
+/* --- hyper-parameters
+ * --------------------------------------------------------------------------------------------------- */
 
 static enum status read_heads(const struct reader *r, struct hparams *hp)
 {
@@ -222,13 +225,16 @@ static enum status read_vocab(const struct reader *r, struct hparams *hp)
     return STATUS_OK;
 }
 
-/* --- tensors ------------------------------------------------------------------------------------------------------------ */
+/* --- tensors
+ * ------------------------------------------------------------------------------------------------------------ */
 
-static enum status check_shape(const struct gguf_tensor *t, const char *name, uint64_t ne0, uint64_t ne1, struct error *err)
+static enum status check_shape(const struct gguf_tensor *t, const char *name, uint64_t ne0, uint64_t ne1,
+                               struct error *err)
 {
     if (t->ne[0] != ne0 || t->ne[1] != ne1 || t->ne[2] != 1 || t->ne[3] != 1)
         return error_set(err, STATUS_BAD_MODEL,
-                         "tensor %s is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64 ", not %" PRIu64 " x %" PRIu64,
+                         "tensor %s is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64 ", not %" PRIu64
+                         " x %" PRIu64,
                          name, t->ne[0], t->ne[1], t->ne[2], t->ne[3], ne0, ne1);
     if (ne1 == 1 && t->type != TENSOR_F32)
         return error_set(err, STATUS_BAD_MODEL, "tensor %s is a vector of type %s, not F32", name,
@@ -263,11 +269,11 @@ static void layer_shape(const struct hparams *hp, uint32_t which, uint64_t *ne0,
     static const struct {
         uint8_t k, n; /* elements of a row, rows */
     } shapes[N_LAYER_TENSORS] = {
-        [LAYER_ATTN_NORM] = {EMBD, ONE}, [LAYER_ATTN_Q] = {EMBD, Q},       [LAYER_ATTN_K] = {EMBD, KV},
-        [LAYER_ATTN_V] = {EMBD, KV},     [LAYER_ATTN_Q_BIAS] = {Q, ONE},   [LAYER_ATTN_K_BIAS] = {KV, ONE},
-        [LAYER_ATTN_V_BIAS] = {KV, ONE}, [LAYER_ATTN_Q_NORM] = {HEAD, ONE}, [LAYER_ATTN_K_NORM] = {HEAD, ONE},
-        [LAYER_ATTN_OUT] = {Q, EMBD},    [LAYER_ATTN_POST_NORM] = {EMBD, ONE}, [LAYER_FFN_NORM] = {EMBD, ONE},
-        [LAYER_FFN_GATE] = {EMBD, FF},   [LAYER_FFN_UP] = {EMBD, FF},      [LAYER_FFN_DOWN] = {FF, EMBD},
+        [LAYER_ATTN_NORM] = {EMBD, ONE},     [LAYER_ATTN_Q] = {EMBD, Q},           [LAYER_ATTN_K] = {EMBD, KV},
+        [LAYER_ATTN_V] = {EMBD, KV},         [LAYER_ATTN_Q_BIAS] = {Q, ONE},       [LAYER_ATTN_K_BIAS] = {KV, ONE},
+        [LAYER_ATTN_V_BIAS] = {KV, ONE},     [LAYER_ATTN_Q_NORM] = {HEAD, ONE},    [LAYER_ATTN_K_NORM] = {HEAD, ONE},
+        [LAYER_ATTN_OUT] = {Q, EMBD},        [LAYER_ATTN_POST_NORM] = {EMBD, ONE}, [LAYER_FFN_NORM] = {EMBD, ONE},
+        [LAYER_FFN_GATE] = {EMBD, FF},       [LAYER_FFN_UP] = {EMBD, FF},          [LAYER_FFN_DOWN] = {FF, EMBD},
         [LAYER_FFN_POST_NORM] = {EMBD, ONE},
     };
     const uint64_t size[] = {
@@ -369,7 +375,8 @@ static enum status refuse_strangers(const struct model *m, struct error *err)
     for (uint32_t i = 0; i < gguf_n_tensors(m->gguf); i++) {
         const struct gguf_tensor *t = gguf_tensor(m->gguf, i);
         if (!is_part(m, t->name))
-            return error_set(err, STATUS_BAD_MODEL, "tensor %s is not supported yet in architecture '%s' with %u layers",
+            return error_set(err, STATUS_BAD_MODEL,
+                             "tensor %s is not supported yet in architecture '%s' with %u layers",
                              gguf_printable(t->name).text, m->hp.arch->name, m->hp.n_layers);
     }
     return STATUS_OK;
@@ -386,14 +393,17 @@ static enum status check_tensors(const struct model *m, struct error *err)
     return refuse_strangers(m, err);
 }
 
-/* --- opening ------------------------------------------------------------------------------------------------------------ */
+/* --- opening
+ * ------------------------------------------------------------------------------------------------------------ */
 
 /* Bytes of the UTF-8 character at p, 0 if it is none or a control character. */
 static size_t character(const uint8_t *p, size_t n)
 {
-    size_t len = p[0] < 0x80 ? 1 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
-                                                                 : p[0] >= 0xf0 && p[0] < 0xf5   ? 4
-                                                                                                 : 0;
+    size_t len = p[0] < 0x80                   ? 1
+                 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2
+                 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
+                 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
+                                               : 0;
     if (len == 0 || len > n || p[0] < 0x20 || p[0] == 0x7f)
         return 0;
     for (size_t i = 1; i < len; i++)

@@ -77,7 +77,8 @@ static double *cost_sums(const struct model *m)
     return sum;
 }
 
-/* --- balanced cuts ------------------------------------------------------------------------------------------------------ */
+/* --- balanced cuts
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* Two tables by (stage, layers before its end): the best value of a cut so far and where its last stage starts. */
 struct cuts {
@@ -95,8 +96,8 @@ static size_t cell(const struct cuts *c, uint32_t stages, uint32_t layers)
 /* Costs are shares of 1: what differs by less is the same up to rounding. */
 static const double SAME = 1e-12;
 
-/* limit < 0: the smallest largest stage. Else the smallest sum of squares of cuts without a stage above limit: of the cuts
- * with the same slowest stage the evenest one. */
+/* limit < 0: the smallest largest stage. Else the smallest sum of squares of cuts without a stage above limit: of the
+ * cuts with the same slowest stage the evenest one. */
 static double value_with(double before, double stage, double limit)
 {
     if (limit < 0)
@@ -159,7 +160,8 @@ static enum status balance(const struct model *m, uint32_t n_stages, struct spli
     return s;
 }
 
-/* --- explicit cuts ------------------------------------------------------------------------------------------------------ */
+/* --- explicit cuts
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* Decimal digits up to a comma or the end; 1 and *at on that. */
 static int take_number(const char **at, uint32_t *out)
@@ -178,7 +180,8 @@ static int take_number(const char **at, uint32_t *out)
     return 1;
 }
 
-static enum status parse_list(const char *spec, uint32_t n_layers, uint32_t n_stages, struct split *out, struct error *err)
+static enum status parse_list(const char *spec, uint32_t n_layers, uint32_t n_stages, struct split *out,
+                              struct error *err)
 {
     struct split s = {.n_stages = n_stages};
     const char *p = spec;
@@ -186,14 +189,14 @@ static enum status parse_list(const char *spec, uint32_t n_layers, uint32_t n_st
     for (int more = 1; more; n++) {
         uint32_t first, last = s.first_layer[n]; /* n < n_stages: checked below */
         if (!take_number(&p, &first))
-            return error_set(err, STATUS_CONFIG, "split '%.100s': not 'auto' or layers with commas between, like 4,9,12",
-                             spec);
+            return error_set(err, STATUS_CONFIG,
+                             "split '%.100s': not 'auto' or layers with commas between, like 4,9,12", spec);
         if (n + 1 >= n_stages)
             return error_set(err, STATUS_CONFIG, "split '%.100s' names more than %u layers; %u stages need %u", spec,
                              n_stages - 1, n_stages, n_stages - 1);
         if (first <= last || first >= n_layers)
-            return error_set(err, STATUS_CONFIG, "split '%.100s': stage %u starts at layer %u, not in %u..%u", spec, n + 1,
-                             first, last + 1, n_layers - 1);
+            return error_set(err, STATUS_CONFIG, "split '%.100s': stage %u starts at layer %u, not in %u..%u", spec,
+                             n + 1, first, last + 1, n_layers - 1);
         s.first_layer[n + 1] = first;
         more = *p++ == ',';
     }
@@ -216,7 +219,8 @@ enum status split_plan(const struct model *m, uint32_t n_stages, const char *spe
     return parse_list(spec, m->hp.n_layers, n_stages, out, err);
 }
 
-/* --- what a stage holds ------------------------------------------------------------------------------------------------- */
+/* --- what a stage holds
+ * ------------------------------------------------------------------------------------------------- */
 
 static uint64_t layer_bytes(const struct model *m, uint32_t layer)
 {

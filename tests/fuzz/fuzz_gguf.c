@@ -14,9 +14,19 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char *const keys[] = {
-    "general.architecture", "general.name",           "general.alignment",          "llama.block_count",
-    "llama.rope.freq_base", "tokenizer.ggml.tokens",  "tokenizer.ggml.scores",      "tokenizer.ggml.token_type",
-    "tokenizer.ggml.pre",   "tokenizer.chat_template", "tokenizer.ggml.add_bos_token", "k", "",
+    "general.architecture",
+    "general.name",
+    "general.alignment",
+    "llama.block_count",
+    "llama.rope.freq_base",
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.scores",
+    "tokenizer.ggml.token_type",
+    "tokenizer.ggml.pre",
+    "tokenizer.chat_template",
+    "tokenizer.ggml.add_bos_token",
+    "k",
+    "",
 };
 
 static volatile uint64_t sink;

@@ -38,7 +38,8 @@ void maker_destroy(struct maker *m)
     free(m);
 }
 
-/* --- keys --------------------------------------------------------------------------------------------------------------- */
+/* --- keys
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static struct maker_key *find_key(struct maker *m, const char *name)
 {
@@ -141,7 +142,8 @@ void maker_drop(struct maker *m, const char *name)
     memmove(k, k + 1, (size_t)(m->keys + --m->n_keys - k) * sizeof *k);
 }
 
-/* --- tensors ------------------------------------------------------------------------------------------------------------ */
+/* --- tensors
+ * ------------------------------------------------------------------------------------------------------------ */
 
 struct maker_tensor *maker_add_tensor(struct maker *m, const char *name, uint32_t type, uint64_t ne0, uint64_t ne1)
 {
@@ -171,7 +173,8 @@ void maker_drop_tensor(struct maker *m, const char *name)
     memmove(t, t + 1, (size_t)(m->tensors + --m->n_tensors - t) * sizeof *t);
 }
 
-static void add_layer_tensor(struct maker *m, uint32_t layer, const char *suffix, uint32_t type, uint64_t ne0, uint64_t ne1)
+static void add_layer_tensor(struct maker *m, uint32_t layer, const char *suffix, uint32_t type, uint64_t ne0,
+                             uint64_t ne1)
 {
     char name[96];
     snprintf(name, sizeof name, "blk.%u.%s.weight", layer, suffix);
@@ -208,7 +211,8 @@ void maker_llama(struct maker *m, const struct maker_shape *s)
     }
 }
 
-/* --- writing ------------------------------------------------------------------------------------------------------------ */
+/* --- writing
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static uint64_t tensor_bytes(const struct maker_tensor *t)
 {

@@ -51,8 +51,8 @@ static void gguf_reads_integers_of_every_width(void **state)
         uint64_t value;
         uint32_t bytes;
     } cases[] = {
-        {"u8", U8, 0xff, 1},     {"i8", I8, 0x7f, 1},      {"u16", U16, 0xffff, 2},          {"i16", I16, 0x7fff, 2},
-        {"u32", U32, ~0u, 4},    {"i32", I32, INT32_MAX, 4}, {"u64", U64, UINT64_MAX, 8},    {"i64", I64, INT64_MAX, 8},
+        {"u8", U8, 0xff, 1},  {"i8", I8, 0x7f, 1},        {"u16", U16, 0xffff, 2},     {"i16", I16, 0x7fff, 2},
+        {"u32", U32, ~0u, 4}, {"i32", I32, INT32_MAX, 4}, {"u64", U64, UINT64_MAX, 8}, {"i64", I64, INT64_MAX, 8},
     };
     struct maker *m = maker_create();
     uint8_t raw[8], *bytes;
@@ -161,8 +161,8 @@ static void gguf_reads_tensors_of_one_to_four_dimensions(void **state)
     struct maker *m = maker_create();
     uint8_t *bytes;
     maker_add_tensor(m, "one", 0, 5, 1);
-    *maker_add_tensor(m, "four", 8, 64, 3) = (struct maker_tensor){
-        .name = "four", .type = 8, .n_dims = 4, .ne = {64, 3, 2, 5}};
+    *maker_add_tensor(m, "four", 8, 64, 3) =
+        (struct maker_tensor){.name = "four", .type = 8, .n_dims = 4, .ne = {64, 3, 2, 5}};
     struct gguf *g = open_made(m, &bytes);
     const struct gguf_tensor *one = gguf_find_tensor(g, "one"), *four = gguf_find_tensor(g, "four");
     assert_ptr_equal(one, gguf_tensor(g, 0));
@@ -285,8 +285,9 @@ static void gguf_hash_changes_with_metadata_and_the_ends_of_a_tensor(void **stat
     const struct {
         size_t at;
         int changes;
-    } cases[] = {{m->keys[0].at_value, 1}, {data, 1}, {data + 4095, 1}, {data + 25599, 1}, {data + 25600 - 4096, 1},
-                 {data + 4096, 0}}; /* the middle is not read: opening a large model takes no time */
+    } cases[] = {
+        {m->keys[0].at_value, 1}, {data, 1},       {data + 4095, 1}, {data + 25599, 1},
+        {data + 25600 - 4096, 1}, {data + 4096, 0}}; /* the middle is not read: opening a large model takes no time */
     hash_bytes(bytes, len, before);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         bytes[cases[i].at] ^= 1;

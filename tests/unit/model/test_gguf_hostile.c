@@ -162,10 +162,10 @@ static void hostile_dimensions_whose_product_overflows_are_refused(void **state)
 {
     (void)state;
     static const uint64_t ne[][4] = {
-        {1ull << 32, 1ull << 32, 1, 1},     {1ull << 16, 1ull << 16, 1ull << 16, 1ull << 16},
-        {SIGNED_LARGE, 2, 1, 1},            {3, 0x5555555555555556ull, 1, 1}, /* 3 x = 2 modulo 2^64 */
-        {1ull << 62, 1, 1, 1},              {1ull << 62, 4, 1, 1},
-        {2, 2, 2, 1ull << 62},              {1, 0, 1, 1},
+        {1ull << 32, 1ull << 32, 1, 1}, {1ull << 16, 1ull << 16, 1ull << 16, 1ull << 16},
+        {SIGNED_LARGE, 2, 1, 1},        {3, 0x5555555555555556ull, 1, 1}, /* 3 x = 2 modulo 2^64 */
+        {1ull << 62, 1, 1, 1},          {1ull << 62, 4, 1, 1},
+        {2, 2, 2, 1ull << 62},          {1, 0, 1, 1},
     };
     for (size_t i = 0; i < ARRAY_LEN(ne); i++) {
         struct maker *m = maker_create();
@@ -319,7 +319,8 @@ static void hostile_tensors_outside_the_file_are_refused(void **state)
     uint8_t *bytes = maker_write(m, &len);
     struct maker_tensor *last = &m->tensors[m->n_tensors - 1];
     char why[160];
-    snprintf(why, sizeof why, "offset of tensor '%s' at byte %zu is %" PRIu64, last->name, last->at_offset, last->offset);
+    snprintf(why, sizeof why, "offset of tensor '%s' at byte %zu is %" PRIu64, last->name, last->at_offset,
+             last->offset);
     assert_int_equal(last->at_data + 8 * 16 * 4, len);
     assert_int_equal(open_model(bytes, len, NULL), STATUS_OK);
     refused(bytes, len - 1, why); /* offset + size = file + 1 */

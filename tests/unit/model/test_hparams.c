@@ -65,7 +65,8 @@ static struct hparams accepted(struct maker *m)
     return hp;
 }
 
-/* --- files of another program ------------------------------------------------------------------------------------------- */
+/* --- files of another program
+ * ------------------------------------------------------------------------------------------- */
 
 static void hparams_of_the_tiny_llama_files_are_those_of_their_makers(void **state)
 {
@@ -118,7 +119,8 @@ static void hparams_with_experts_are_refused_by_name(void **state)
     assert_non_null(strstr(err.message, "mixtral-f32.gguf: architecture 'llama' with 4 experts is not supported yet"));
 }
 
-/* --- defaults ----------------------------------------------------------------------------------------------------------- */
+/* --- defaults
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static void hparams_that_are_absent_have_the_defaults_of_the_format(void **state)
 {
@@ -159,14 +161,19 @@ static void hparams_that_are_there_override_the_defaults(void **state)
     maker_destroy(m);
 }
 
-/* --- refusals ----------------------------------------------------------------------------------------------------------- */
+/* --- refusals
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static void hparams_that_must_be_there_are_missed_by_name(void **state)
 {
     (void)state;
     static const char *const keys[] = {
-        "general.architecture",       "llama.block_count",         "llama.embedding_length",
-        "llama.feed_forward_length",  "llama.context_length",      "llama.attention.head_count",
+        "general.architecture",
+        "llama.block_count",
+        "llama.embedding_length",
+        "llama.feed_forward_length",
+        "llama.context_length",
+        "llama.attention.head_count",
         "llama.attention.layer_norm_rms_epsilon",
     };
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
@@ -304,15 +311,16 @@ static void hparams_vocabulary_must_agree_with_the_embedding(void **state)
     maker_destroy(m);
 }
 
-/* --- tensors ------------------------------------------------------------------------------------------------------------ */
+/* --- tensors
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static void model_tensors_that_are_missing_are_named(void **state)
 {
     (void)state;
     static const char *const names[] = {
-        "token_embd.weight",        "output_norm.weight",       "blk.0.attn_norm.weight", "blk.0.attn_q.weight",
-        "blk.1.attn_k.weight",      "blk.1.attn_v.weight",      "blk.0.attn_output.weight", "blk.0.ffn_norm.weight",
-        "blk.0.ffn_gate.weight",    "blk.1.ffn_up.weight",      "blk.1.ffn_down.weight",
+        "token_embd.weight",     "output_norm.weight",  "blk.0.attn_norm.weight",   "blk.0.attn_q.weight",
+        "blk.1.attn_k.weight",   "blk.1.attn_v.weight", "blk.0.attn_output.weight", "blk.0.ffn_norm.weight",
+        "blk.0.ffn_gate.weight", "blk.1.ffn_up.weight", "blk.1.ffn_down.weight",
     };
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         struct maker *m = small_model();
@@ -366,10 +374,18 @@ static void model_tensors_that_nobody_would_use_are_refused(void **state)
 {
     (void)state;
     static const char *const names[] = {
-        "blk.0.attn_q.bias",       "blk.0.attn_q_norm.weight", "blk.0.post_attention_norm.weight",
-        "blk.0.ffn_gate.0.weight", "blk.2.attn_q.weight",      "blk.00.attn_q.weight",
-        "blk.0.attn_q.weight2",    "blk.4294967296.attn_q.weight", "blk.-1.attn_q.weight",
-        "output.bias",             "position_embd.weight",     "blk",
+        "blk.0.attn_q.bias",
+        "blk.0.attn_q_norm.weight",
+        "blk.0.post_attention_norm.weight",
+        "blk.0.ffn_gate.0.weight",
+        "blk.2.attn_q.weight",
+        "blk.00.attn_q.weight",
+        "blk.0.attn_q.weight2",
+        "blk.4294967296.attn_q.weight",
+        "blk.-1.attn_q.weight",
+        "output.bias",
+        "position_embd.weight",
+        "blk",
     };
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         struct maker *m = small_model();
@@ -391,7 +407,8 @@ static void model_rope_factors_are_checked_by_value(void **state)
     static const struct {
         uint32_t bits;
         int is_good;
-    } cases[] = {{0x3f800000, 1}, {0x41000000, 1}, {0, 0}, {0x80000000, 0}, {0xbf800000, 0}, {0x7f800000, 0}, {0x7fc00000, 0}};
+    } cases[] = {{0x3f800000, 1}, {0x41000000, 1}, {0, 0},         {0x80000000, 0},
+                 {0xbf800000, 0}, {0x7f800000, 0}, {0x7fc00000, 0}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct maker *m = small_model();
         struct model model;
@@ -447,7 +464,8 @@ static void model_layer_gives_the_tensors_of_that_layer_and_null_for_the_rest(vo
     model_close(&m);
 }
 
-/* --- the model itself --------------------------------------------------------------------------------------------------- */
+/* --- the model itself
+ * --------------------------------------------------------------------------------------------------- */
 
 static void model_name_is_printable_utf8_that_fits(void **state)
 {
@@ -459,7 +477,8 @@ static void model_name_is_printable_utf8_that_fits(void **state)
         {"Fine 1.5", "Fine 1.5"},
         {"\xc3\xa9\xe4\xb8\xad\xf0\x9f\x90\x8d", "\xc3\xa9\xe4\xb8\xad\xf0\x9f\x90\x8d"},
         {"a\nb\x7f\x1b[0m", "a?b??[0m"},
-        {"\xc3(\x80\xed\xa0\x80\xc0\xaf\xf4\x90\x80\x80", "?(?????" "?????"},
+        {"\xc3(\x80\xed\xa0\x80\xc0\xaf\xf4\x90\x80\x80", "?(?????"
+                                                          "?????"},
         {"\xe4\xb8", "??"},
         {"0123456789012345678901234567890123456789012345678901234567890123456789",
          "012345678901234567890123456789012345678901234567890123456789012"},

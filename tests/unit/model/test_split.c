@@ -15,8 +15,14 @@
 #include "tests/unit/model/gguf_maker.h"
 
 /* SmolLM2-135M, Q4_1. */
-static const struct maker_shape SMOLLM2 = {.n_layers = 30, .n_embd = 576, .n_heads = 9, .n_kv_heads = 3, .n_ff = 1536,
-                                           .n_vocab = 49152, .type = TENSOR_Q4_1, .tied = 1};
+static const struct maker_shape SMOLLM2 = {.n_layers = 30,
+                                           .n_embd = 576,
+                                           .n_heads = 9,
+                                           .n_kv_heads = 3,
+                                           .n_ff = 1536,
+                                           .n_vocab = 49152,
+                                           .type = TENSOR_Q4_1,
+                                           .tied = 1};
 static const struct maker_shape SMALL = {
     .n_layers = 8, .n_embd = 32, .n_heads = 2, .n_kv_heads = 1, .n_ff = 64, .n_vocab = 40, .type = TENSOR_F32};
 
@@ -32,7 +38,8 @@ static void open_made(struct fixture *f)
     struct error err = {0};
     size_t len;
     f->bytes = maker_write(f->maker, &len);
-    if (gguf_open_memory(f->bytes, len, &g, &err) != STATUS_OK || model_from_gguf(g, "made", &f->model, &err) != STATUS_OK)
+    if (gguf_open_memory(f->bytes, len, &g, &err) != STATUS_OK ||
+        model_from_gguf(g, "made", &f->model, &err) != STATUS_OK)
         fail_msg("%s", err.message);
 }
 
@@ -69,7 +76,8 @@ static void refused(const struct model *m, uint32_t n_stages, const char *spec, 
         fail_msg("'%s' does not say '%s'", err.message, why);
 }
 
-/* --- the cost of a cut, computed apart from split.c ------------------------------------------------------------------------ */
+/* --- the cost of a cut, computed apart from split.c
+ * ------------------------------------------------------------------------ */
 
 /* Half of the share of bytes read, half of the share of multiply-adds. */
 static double stage_cost(const struct maker *m, const uint32_t *first, uint32_t n_stages, uint32_t stage)
@@ -144,10 +152,11 @@ static void assert_is_best(struct fixture *f, uint32_t n_stages)
         fail_msg("%u stages: the slowest has %.6f, possible is %.6f", n_stages, got, best);
 }
 
-/* --- auto --------------------------------------------------------------------------------------------------------------- */
+/* --- auto
+ * --------------------------------------------------------------------------------------------------------------- */
 
-/* By hand: a layer reads 2.2 MB, the head 17.7 MB, as much as 8 layers; so a layer is 0.5/38 + 0.5/30 = 0.0298 of all and
- * the head 0.5 * 8/38 = 0.105: half of all is reached within the 17th layer. */
+/* By hand: a layer reads 2.2 MB, the head 17.7 MB, as much as 8 layers; so a layer is 0.5/38 + 0.5/30 = 0.0298 of all
+ * and the head 0.5 * 8/38 = 0.105: half of all is reached within the 17th layer. */
 static void split_auto_counts_the_head_of_a_small_model(void **state)
 {
     (void)state;
@@ -230,7 +239,8 @@ static void split_auto_of_the_deepest_model_takes_less_than_a_second(void **stat
     close_fixture(&f);
 }
 
-/* --- lists -------------------------------------------------------------------------------------------------------------- */
+/* --- lists
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static void split_list_is_taken_as_it_stands(void **state)
 {
@@ -264,13 +274,15 @@ static void split_list_that_does_not_fit_is_refused_with_both_numbers(void **sta
     refused(m, 3, "4,8", "stage 2 starts at layer 8, not in 5..7");
     refused(m, 2, "4294967297", "not 'auto' or layers");
     refused(m, 2, "18446744073709551617", "not 'auto' or layers");
-    static const char *const nonsense[] = {"-1", "4,", ",4", "4,,5", "4 ", " 4", "four", "0x4", "4.5", "autos", "AUTO", "+4"};
+    static const char *const nonsense[] = {"-1",   "4,",  ",4",  "4,,5",  "4 ",   " 4",
+                                           "four", "0x4", "4.5", "autos", "AUTO", "+4"};
     for (size_t i = 0; i < ARRAY_LEN(nonsense); i++)
         refused(m, 3, nonsense[i], "not 'auto' or layers with commas");
     close_fixture(&f);
 }
 
-/* --- what a stage holds --------------------------------------------------------------------------------------------------- */
+/* --- what a stage holds
+ * --------------------------------------------------------------------------------------------------- */
 
 static void split_bytes_of_the_stages_sum_to_the_model(void **state)
 {
