@@ -59,6 +59,22 @@ static const struct param *find(enum program program, const char *name, size_t l
     return NULL;
 }
 
+/* Strings of a configuration live as long as the process; the list keeps them reachable. */
+static const char *keep(const char *text)
+{
+    static struct kept {
+        struct kept *next;
+        char text[];
+    } *all;
+    size_t n = strlen(text) + 1;
+    struct kept *k = malloc(sizeof *k + n);
+    CHECK(k);
+    memcpy(k->text, text, n);
+    k->next = all;
+    all = k;
+    return k->text;
+}
+
 static int choice_ok(const char *choices, const char *value)
 {
     size_t n = strlen(value);
@@ -101,7 +117,7 @@ static enum status set(struct config *c, const struct param *p, const char *valu
         if (!choice_ok(p->choices, value))
             return error_set(err, STATUS_CONFIG, "%s%s: '%s' is not allowed; one of %s is", from, p->flag, value,
                              p->choices);
-        *(const char **)field = strdup(value);
+        *(const char **)field = keep(value);
         break;
     case KIND_SWITCH:
         if (strcmp(value, "on") && strcmp(value, "off"))
@@ -109,7 +125,7 @@ static enum status set(struct config *c, const struct param *p, const char *valu
         *(int *)field = strcmp(value, "on") == 0;
         break;
     case KIND_TEXT:
-        *(const char **)field = strdup(value);
+        *(const char **)field = keep(value);
         break;
     }
     c->given |= 1ull << (p - params);
@@ -288,8 +304,8 @@ int config_child_flags(const struct config *c, enum program child, const char **
             text = *(const char *const *)field;
             break;
         }
-        out[n++] = strdup(flag);
-        out[n++] = strdup(text);
+        out[n++] = keep(flag);
+        out[n++] = keep(text);
     }
     out[n] = NULL;
     return n;

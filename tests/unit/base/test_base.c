@@ -1,0 +1,232 @@
+/* The small pieces everything stands on: status map, arena, buf, queue, log, addresses, random draws. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "common/base/address.h"
+#include "common/base/arena.h"
+#include "common/base/buf.h"
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "common/base/list.h"
+#include "common/base/log.h"
+#include "common/base/queue.h"
+#include "common/base/rand.h"
+
+static void status_codes_are_unique_and_never_blame_the_client_for_our_faults(void **state)
+{
+    (void)state;
+    const int codes[] = {
+#define X(name, code, http, grpc, retry, type, text) code,
+        STATUS_MAP(X)
+#undef X
+    };
+    for (size_t i = 0; i < ARRAY_LEN(codes); i++) {
+        for (size_t k = 0; k < i; k++)
+            assert_int_not_equal(codes[i], codes[k]);
+        enum status s = (enum status)codes[i];
+        assert_int_equal(status_from_int(codes[i]), s);
+        if (status_retryable(s)) /* what may be tried again is never told as a mistake of the request */
+            assert_int_not_equal(status_http(s), 400);
+    }
+    assert_int_equal(status_from_int(-9999), STATUS_INTERNAL);
+    assert_int_equal(status_http(STATUS_QUEUE_FULL), 503);
+    assert_int_equal(status_exit_code(STATUS_ADDRESS_IN_USE), 4);
+}
+
+static void arena_stops_at_its_bound_and_zeroes(void **state)
+{
+    (void)state;
+    struct arena a;
+    arena_init(&a, 100000);
+    size_t given = 0;
+    for (char *p; (p = arena_alloc(&a, 1000)); given += 1008) {
+        for (int i = 0; i < 1000; i++)
+            assert_int_equal(p[i], 0);
+        memset(p, 0xff, 1000);
+    }
+    assert_in_range(given, 99000, 100000);
+    assert_null(arena_alloc(&a, SIZE_MAX));
+    assert_null(arena_array(&a, SIZE_MAX / 2, 16));
+    arena_reset(&a);
+    assert_non_null(arena_alloc(&a, 99000));
+    arena_fini(&a);
+}
+
+static void buf_failure_is_sticky_and_bounded(void **state)
+{
+    (void)state;
+    struct buf b;
+    buf_init(&b, 10);
+    assert_int_equal(buf_printf(&b, "%s-%d", "abc", 12), STATUS_OK);
+    assert_string_equal(b.data, "abc-12");
+    assert_int_equal(buf_text(&b, "12345"), STATUS_OUT_OF_MEMORY);
+    assert_int_equal(buf_text(&b, "1"), STATUS_OUT_OF_MEMORY);
+    assert_string_equal(b.data, "abc-12");
+    buf_clear(&b);
+    assert_int_equal(buf_text(&b, "1234567890"), STATUS_OK);
+    buf_consume(&b, 3);
+    assert_string_equal(b.data, "4567890");
+    buf_fini(&b);
+}
+
+static void list_order_survives_removal_while_walking(void **state)
+{
+    (void)state;
+    struct item {
+        struct list link;
+        int value;
+    } items[5] = {0};
+    struct list head;
+    list_init(&head);
+    for (int i = 0; i < 5; i++) {
+        items[i].value = i;
+        list_push_back(&head, &items[i].link);
+    }
+    int seen = 0;
+    LIST_EACH(it, &head) {
+        struct item *x = LIST_ENTRY(it, struct item, link);
+        assert_int_equal(x->value, seen++);
+        if (x->value % 2)
+            list_remove(it);
+    }
+    assert_int_equal(seen, 5);
+    assert_false(list_linked(&items[1].link));
+    list_push_front(&head, &items[1].link);
+    assert_int_equal(LIST_ENTRY(head.next, struct item, link)->value, 1);
+}
+
+enum { PUSHERS = 3, PER_PUSHER = 5000 };
+
+static void *push_many(void *arg)
+{
+    for (int i = 0; i < PER_PUSHER; i++)
+        while (queue_push(arg, &i) == STATUS_FULL)
+            usleep(50);
+    return NULL;
+}
+
+static void queue_gives_every_message_once(void **state)
+{
+    (void)state;
+    struct queue *q;
+    pthread_t threads[PUSHERS];
+    assert_int_equal(queue_create(16, sizeof(int), &q), STATUS_OK);
+    for (int i = 0; i < PUSHERS; i++)
+        pthread_create(&threads[i], NULL, push_many, q);
+    static int count[PER_PUSHER];
+    for (int n = 0, v; n < PUSHERS * PER_PUSHER; n++) {
+        assert_int_equal(queue_pop(q, &v, INT64_MAX), STATUS_OK);
+        count[v]++;
+    }
+    for (int i = 0; i < PUSHERS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < PER_PUSHER; i++)
+        assert_int_equal(count[i], PUSHERS);
+    queue_destroy(q);
+}
+
+static void queue_full_closed_and_timeout_are_statuses(void **state)
+{
+    (void)state;
+    struct queue *q;
+    int v = 7;
+    assert_int_equal(queue_create(1, sizeof v, &q), STATUS_OK);
+    assert_int_equal(queue_pop(q, &v, 0), STATUS_TIMEOUT);
+    int64_t before = clock_now_ns();
+    assert_int_equal(queue_pop(q, &v, before + 20 * NS_PER_MS), STATUS_TIMEOUT);
+    assert_true(clock_now_ns() - before >= 20 * NS_PER_MS);
+    queue_wake(q);
+    assert_int_equal(queue_pop(q, &v, INT64_MAX), STATUS_TIMEOUT);
+    assert_int_equal(queue_push(q, &v), STATUS_OK);
+    assert_int_equal(queue_push(q, &v), STATUS_FULL);
+    queue_close(q);
+    assert_int_equal(queue_push(q, &v), STATUS_CLOSED);
+    assert_int_equal(queue_pop(q, &v, INT64_MAX), STATUS_OK);
+    assert_int_equal(queue_pop(q, &v, INT64_MAX), STATUS_CLOSED);
+    queue_destroy(q);
+}
+
+static void log_levels_go_by_module(void **state)
+{
+    (void)state;
+    struct error err = {0};
+    assert_int_equal(log_set_levels("warn,engine=trace", &err), STATUS_OK);
+    assert_true(log_enabled(LOG_LEVEL_TRACE, "engine"));
+    assert_false(log_enabled(LOG_LEVEL_INFO, "link"));
+    assert_true(log_enabled(LOG_LEVEL_WARN, "link"));
+    assert_int_equal(log_set_levels("loud", &err), STATUS_CONFIG);
+    assert_int_equal(log_set_levels("info", &err), STATUS_OK);
+}
+
+static void log_lines_stay_one_line_whatever_a_client_sent(void **state)
+{
+    (void)state;
+    int fds[2], saved = dup(STDERR_FILENO);
+    char out[2048] = "";
+    assert_int_equal(pipe(fds), 0);
+    dup2(fds[1], STDERR_FILENO);
+    log_write(LOG_LEVEL_INFO, "test", "a\nforged line\r%s", "\x1b[31m");
+    dup2(saved, STDERR_FILENO);
+    close(fds[1]);
+    ssize_t n = read(fds[0], out, sizeof out - 1);
+    close(fds[0]);
+    close(saved);
+    assert_true(n > 0);
+    assert_ptr_equal(strchr(out, '\n'), out + n - 1);
+    assert_null(strchr(out, '\r'));
+    assert_null(strchr(out, 27));
+}
+
+static void address_forms(void **state)
+{
+    (void)state;
+    struct address a;
+    struct error err = {0};
+    assert_int_equal(address_parse("[::1]:80", -1, "x", &a, &err), STATUS_OK);
+    assert_string_equal(a.host, "::1");
+    assert_true(address_is_loopback(&a));
+    assert_int_equal(address_parse("host", 0, "x", &a, &err), STATUS_OK);
+    assert_int_equal(a.port, 0);
+    const char *const bad[] = {"host", ":80", "h:", "h:65536", "h:-1", "h:x", "[::1"};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        assert_int_equal(address_parse(bad[i], -1, "x", &a, &err), STATUS_CONFIG);
+}
+
+static void draws_depend_on_seed_and_position_alone(void **state)
+{
+    (void)state;
+    double sum = 0;
+    for (uint64_t p = 0; p < 10000; p++) {
+        float u = rand_unit(42, p);
+        assert_true(u >= 0 && u < 1);
+        assert_true(u == rand_unit(42, p));
+        sum += u;
+    }
+    assert_true(sum > 4900 && sum < 5100);
+    assert_int_not_equal(rand_at(1, 2), rand_at(2, 1));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(status_codes_are_unique_and_never_blame_the_client_for_our_faults),
+        cmocka_unit_test(arena_stops_at_its_bound_and_zeroes),
+        cmocka_unit_test(buf_failure_is_sticky_and_bounded),
+        cmocka_unit_test(list_order_survives_removal_while_walking),
+        cmocka_unit_test(queue_gives_every_message_once),
+        cmocka_unit_test(queue_full_closed_and_timeout_are_statuses),
+        cmocka_unit_test(log_levels_go_by_module),
+        cmocka_unit_test(log_lines_stay_one_line_whatever_a_client_sent),
+        cmocka_unit_test(address_forms),
+        cmocka_unit_test(draws_depend_on_seed_and_position_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
