@@ -70,9 +70,9 @@ static enum status name_path(const char *path, enum status s, struct error *err)
 
 enum status gguf_open(const char *path, struct gguf **out, struct error *err)
 {
-    void *data;
-    size_t len;
-    struct gguf *g;
+    void *data = NULL;
+    size_t len = 0;
+    struct gguf *g = NULL;
     int fd =
         open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a FIFO must not hang us before it is refused */
     if (fd < 0)

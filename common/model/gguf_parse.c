@@ -38,7 +38,7 @@ static enum status take(struct reader *r, uint64_t n, const char *field, const u
 
 static enum status take_u32(struct reader *r, const char *field, uint32_t *out)
 {
-    const uint8_t *p;
+    const uint8_t *p = NULL;
     TRY(take(r, 4, field, &p));
     *out = gguf__load_u32(p);
     return STATUS_OK;
@@ -46,7 +46,7 @@ static enum status take_u32(struct reader *r, const char *field, uint32_t *out)
 
 static enum status take_u64(struct reader *r, const char *field, uint64_t *out)
 {
-    const uint8_t *p;
+    const uint8_t *p = NULL;
     TRY(take(r, 8, field, &p));
     *out = gguf__load_u64(p);
     return STATUS_OK;
@@ -54,8 +54,8 @@ static enum status take_u64(struct reader *r, const char *field, uint64_t *out)
 
 static enum status take_text(struct reader *r, const char *field, struct text *out)
 {
-    uint64_t at = r->at, n;
-    const uint8_t *p;
+    uint64_t at = r->at, n = 0;
+    const uint8_t *p = NULL;
     TRY(take_u64(r, field, &n));
     if (n > left(r))
         return bad_number(r, field, at, n, "longer than the rest of the file");
@@ -69,7 +69,7 @@ static enum status take_text(struct reader *r, const char *field, struct text *o
 static enum status take_count(struct reader *r, const char *field, uint64_t max, uint64_t min_entry_bytes,
                               uint32_t *out)
 {
-    uint64_t at = r->at, n;
+    uint64_t at = r->at, n = 0;
     TRY(take_u64(r, field, &n));
     if (n > max)
         return bad_number(r, field, at, n, "more than any model has");
@@ -81,8 +81,8 @@ static enum status take_count(struct reader *r, const char *field, uint64_t max,
 
 static enum status parse_header(struct reader *r)
 {
-    const uint8_t *magic;
-    uint32_t version;
+    const uint8_t *magic = NULL;
+    uint32_t version = 0;
     TRY(take(r, 4, "magic", &magic));
     if (memcmp(magic, "GGUF", 4) != 0)
         return bad(r, "magic", 0, "this is not a GGUF file");
@@ -115,7 +115,7 @@ static enum status allocate_tables(struct reader *r)
 static enum status take_value_type(struct reader *r, const char *field, enum gguf_value_type *out)
 {
     uint64_t at = r->at;
-    uint32_t type;
+    uint32_t type = 0;
     TRY(take_u32(r, field, &type));
     if (type >= GGUF_N_VALUE_TYPES)
         return bad_number(r, field, at, type, "no such type");
@@ -263,7 +263,7 @@ static enum status take_dims(struct reader *r, struct gguf_tensor *t, uint64_t *
 static enum status take_tensor_type(struct reader *r, struct gguf_tensor *t, uint64_t n_elements)
 {
     uint64_t at = r->at;
-    uint32_t type;
+    uint32_t type = 0;
     TRY(take_u32(r, "tensor type", &type));
     const struct tensor_type_info *info = tensor_type_info(type);
     if (!info)
@@ -283,7 +283,7 @@ static enum status parse_tensors(struct reader *r)
 {
     for (uint32_t i = 0; i < r->g->n_tensors; i++) {
         struct gguf_tensor *t = &r->g->tensors[i];
-        uint64_t n_elements;
+        uint64_t n_elements = 0;
         TRY(take_name(r, "tensor name", &t->name));
         TRY(take_dims(r, t, &n_elements));
         TRY(take_tensor_type(r, t, n_elements));
@@ -397,7 +397,7 @@ static enum status order_tensors(struct reader *r)
 enum status gguf__parse(struct gguf *g, struct error *err)
 {
     struct reader r = {.g = g, .err = err};
-    uint64_t alignment;
+    uint64_t alignment = 0;
     TRY(parse_header(&r));
     TRY(allocate_tables(&r));
     TRY(parse_keys(&r));

@@ -316,7 +316,7 @@ enum status model_embedding(const struct model *m, const struct gguf_tensor **em
 enum status model_head(const struct model *m, const struct gguf_tensor **out_norm, const struct gguf_tensor **head,
                        struct error *err)
 {
-    const struct gguf_tensor *norm;
+    const struct gguf_tensor *norm = NULL;
     const char *name = m->hp.tied_head ? "token_embd.weight" : "output.weight";
     TRY(need_tensor(m, "output_norm.weight", m->hp.n_embd, 1, &norm, err));
     TRY(need_tensor(m, name, m->hp.n_embd, m->hp.n_vocab, head, err));
@@ -460,7 +460,7 @@ enum status model_from_gguf(struct gguf *g, const char *path, struct model *out,
 
 enum status model_open(const char *path, struct model *out, struct error *err)
 {
-    struct gguf *g;
+    struct gguf *g = NULL;
     TRY(gguf_open(path, &g, err));
     enum status s = model_from_gguf(g, path, out, err);
     if (s == STATUS_OK)
