@@ -1,0 +1,293 @@
+#include "stage/sequences.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "common/base/rand.h"
+
+struct sequences {
+    struct sequences_limits limits;
+    uint32_t max_blocks; /* of one sequence */
+    uint32_t n_open, index_mask;
+    uint32_t *index;     /* open addressing by seq: slot + 1, 0 is free */
+    uint32_t *owner;     /* [n_blocks] slot + 1 of the holder, 0: nobody */
+    uint32_t *blocks;    /* [slots][max_blocks] */
+    struct sample_note *notes; /* [slots][n_notes] */
+    struct sequence entry[];   /* by slot */
+};
+
+#define CHECK_TABLE(s)                                                                                                 \
+    do {                                                                                                               \
+        const char *why_;                                                                                              \
+        ASSERT(sequences__check((s), &why_));                                                                          \
+        (void)(s);                                                                                                     \
+    } while (0)
+
+enum status sequences_create(const struct sequences_limits *l, struct sequences **out)
+{
+    struct sequences *s = calloc(1, sizeof *s + l->slots * sizeof s->entry[0]);
+    if (!s)
+        return STATUS_OUT_OF_MEMORY;
+    s->limits = *l;
+    uint32_t whole = l->context / l->kv_block + (l->context % l->kv_block != 0);
+    s->max_blocks = whole < l->n_blocks ? whole : l->n_blocks;
+    uint32_t size = 4;
+    while (size < 2 * l->slots)
+        size *= 2;
+    s->index_mask = size - 1;
+    s->index = calloc(size, sizeof *s->index);
+    s->owner = calloc(l->n_blocks ? l->n_blocks : 1, sizeof *s->owner);
+    s->blocks = calloc((size_t)l->slots * s->max_blocks + 1, sizeof *s->blocks);
+    s->notes = calloc((size_t)l->slots * l->n_notes, sizeof *s->notes);
+    if (!s->index || !s->owner || !s->blocks || !s->notes) {
+        sequences_destroy(s);
+        return STATUS_OUT_OF_MEMORY;
+    }
+    sequences_clear(s);
+    *out = s;
+    return STATUS_OK;
+}
+
+void sequences_destroy(struct sequences *s)
+{
+    if (!s)
+        return;
+    free(s->index);
+    free(s->owner);
+    free(s->blocks);
+    free(s->notes);
+    free(s);
+}
+
+void sequences_clear(struct sequences *s)
+{
+    memset(s->index, 0, (s->index_mask + 1) * sizeof *s->index);
+    memset(s->owner, 0, s->limits.n_blocks * sizeof *s->owner);
+    for (uint32_t i = 0; i < s->limits.slots; i++)
+        s->entry[i] = (struct sequence){
+            .slot = i, .blocks = s->blocks + (size_t)i * s->max_blocks, .notes = s->notes + (size_t)i * s->limits.n_notes};
+    s->n_open = 0;
+}
+
+uint32_t sequences_count(const struct sequences *s)
+{
+    return s->n_open;
+}
+
+/* Place of seq in the index, or the free place where it would go. */
+static uint32_t place(const struct sequences *s, uint64_t seq)
+{
+    uint32_t i = (uint32_t)rand_mix(seq) & s->index_mask;
+    while (s->index[i] && s->entry[s->index[i] - 1].seq != seq)
+        i = (i + 1) & s->index_mask;
+    return i;
+}
+
+struct sequence *sequences_find(const struct sequences *s, uint64_t seq)
+{
+    uint32_t at = s->index[place(s, seq)];
+    return at ? (struct sequence *)&s->entry[at - 1] : NULL;
+}
+
+/* Takes a place out and closes the gap, so that no later probe ends early. */
+static void unlink_place(struct sequences *s, uint32_t hole)
+{
+    s->index[hole] = 0;
+    for (uint32_t i = (hole + 1) & s->index_mask; s->index[i]; i = (i + 1) & s->index_mask) {
+        uint32_t moved = s->index[i];
+        s->index[i] = 0;
+        s->index[place(s, s->entry[moved - 1].seq)] = moved;
+    }
+}
+
+static enum status add_blocks(struct sequences *s, struct sequence *q, const struct plan *p, const struct plan_op *op,
+                              struct error *err)
+{
+    const uint32_t *blocks = p->words + op->first_block;
+    if (op->n_blocks > s->max_blocks - q->n_blocks)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: %u + %u blocks, at most %u", (unsigned long long)q->seq,
+                         q->n_blocks, op->n_blocks, s->max_blocks);
+    for (uint32_t i = 0; i < op->n_blocks; i++) {
+        if (blocks[i] >= s->limits.n_blocks)
+            return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u of a pool of %u", (unsigned long long)q->seq,
+                             blocks[i], s->limits.n_blocks);
+        if (s->owner[blocks[i]])
+            return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u is held by sequence %llu",
+                             (unsigned long long)q->seq, blocks[i],
+                             (unsigned long long)s->entry[s->owner[blocks[i]] - 1].seq);
+        s->owner[blocks[i]] = q->slot + 1;
+        q->blocks[q->n_blocks++] = blocks[i];
+    }
+    /* FNV-1a goes on from where it stood: appending must not cost a walk over the whole table. */
+    uint32_t h = q->digest;
+    for (uint32_t i = 0; i < op->n_blocks; i++)
+        for (int shift = 0; shift < 32; shift += 8)
+            h = (h ^ (blocks[i] >> shift & 255)) * 16777619u;
+    q->digest = h;
+    return STATUS_OK;
+}
+
+static enum status check_length(const struct sequences *s, const struct sequence *q, uint64_t length, struct error *err)
+{
+    if (length > s->limits.context)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: length %llu, the context is %u", (unsigned long long)q->seq,
+                         (unsigned long long)length, s->limits.context);
+    if (length > (uint64_t)q->n_blocks * s->limits.kv_block)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: length %llu, its %u blocks hold %llu",
+                         (unsigned long long)q->seq, (unsigned long long)length, q->n_blocks,
+                         (unsigned long long)q->n_blocks * s->limits.kv_block);
+    return STATUS_OK;
+}
+
+static enum status open_sequence(struct sequences *s, const struct plan *p, const struct plan_op *op, struct error *err)
+{
+    if (op->slot >= s->limits.slots)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: slot %u of %u", (unsigned long long)op->seq, op->slot,
+                         s->limits.slots);
+    struct sequence *q = &s->entry[op->slot];
+    if (q->seq)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: slot %u is taken by sequence %llu",
+                         (unsigned long long)op->seq, op->slot, (unsigned long long)q->seq);
+    uint32_t at = place(s, op->seq);
+    if (s->index[at])
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu is open already, in slot %u", (unsigned long long)op->seq,
+                         s->index[at] - 1);
+    q->seq = op->seq;
+    q->length = op->length;
+    q->n_blocks = q->n_notes = 0;
+    q->run_tick = UINT64_MAX;
+    q->digest = plan_table_digest(NULL, 0);
+    q->sampler = op->sampler;
+    s->index[at] = op->slot + 1;
+    s->n_open++;
+    TRY(add_blocks(s, q, p, op, err));
+    return check_length(s, q, q->length, err);
+}
+
+static void close_sequence(struct sequences *s, struct sequence *q)
+{
+    for (uint32_t i = 0; i < q->n_blocks; i++)
+        s->owner[q->blocks[i]] = 0;
+    unlink_place(s, place(s, q->seq));
+    q->seq = 0;
+    q->n_blocks = q->length = q->n_notes = 0;
+    s->n_open--;
+}
+
+enum status sequences_apply(struct sequences *s, const struct plan *p, const struct plan_op *op, struct error *err)
+{
+    if (op->kind == OP_OPEN) {
+        TRY(open_sequence(s, p, op, err));
+        CHECK_TABLE(s);
+        return STATUS_OK;
+    }
+    struct sequence *q = sequences_find(s, op->seq);
+    if (!q)
+        return error_set(err, STATUS_PROTOCOL, "op %d on sequence %llu, which is not open", (int)op->kind,
+                         (unsigned long long)op->seq);
+    switch (op->kind) {
+    case OP_APPEND:
+        TRY(add_blocks(s, q, p, op, err));
+        break;
+    case OP_TRUNCATE:
+        if (op->length > q->length)
+            return error_set(err, STATUS_PROTOCOL, "sequence %llu: truncated to %u, its length is %u",
+                             (unsigned long long)q->seq, op->length, q->length);
+        q->length = op->length;
+        break;
+    default:
+        close_sequence(s, q);
+        break;
+    }
+    CHECK_TABLE(s);
+    return STATUS_OK;
+}
+
+struct sample_note *sequence_note(const struct sequences *s, const struct sequence *q, uint64_t tick)
+{
+    uint32_t kept = q->n_notes < s->limits.n_notes ? q->n_notes : s->limits.n_notes;
+    for (uint32_t i = 1; i <= kept; i++) {
+        struct sample_note *n = &q->notes[(q->n_notes - i) % s->limits.n_notes];
+        if (n->tick == tick)
+            return n;
+    }
+    return NULL;
+}
+
+/* Rows of one sequence stand together in a tick, and one run at most is sampled. */
+static enum status check_neighbours(const struct sequences *s, const struct sequence *q, const struct plan *p, uint32_t run,
+                                    struct error *err)
+{
+    if (q->run_tick == p->tick && q->last_run + 1 != run)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: runs %u and %u of tick %llu do not stand together",
+                         (unsigned long long)q->seq, q->last_run, run, (unsigned long long)p->tick);
+    const struct sample_note *last = q->n_notes ? &q->notes[(q->n_notes - 1) % s->limits.n_notes] : NULL;
+    if (last && last->tick == p->tick)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: run %u of tick %llu follows a sampled one",
+                         (unsigned long long)q->seq, run, (unsigned long long)p->tick);
+    return STATUS_OK;
+}
+
+enum status sequences_extend(struct sequences *s, const struct plan *p, uint32_t run, struct sequence **seq,
+                             struct sample_note **from, struct error *err)
+{
+    const struct plan_run *r = &p->runs[run];
+    struct sequence *q = sequences_find(s, r->seq);
+    if (!q)
+        return error_set(err, STATUS_PROTOCOL, "a run of sequence %llu, which is not open", (unsigned long long)r->seq);
+    if (r->kv_index != q->length)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: kv_index %u, its length is %u", (unsigned long long)q->seq,
+                         r->kv_index, q->length);
+    if (r->table_check != q->digest)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: block table digest %08x, here %08x",
+                         (unsigned long long)q->seq, r->table_check, q->digest);
+    TRY(check_length(s, q, (uint64_t)q->length + r->n, err));
+    TRY(check_neighbours(s, q, p, run, err));
+    struct sample_note *note = NULL;
+    if (r->source == SOURCE_FROM_TICK) {
+        note = sequence_note(s, q, r->from_tick);
+        if (!note)
+            return error_set(err, STATUS_PROTOCOL, "sequence %llu: tick %llu sampled nothing for it",
+                             (unsigned long long)q->seq, (unsigned long long)r->from_tick);
+        if (note->next_index != r->kv_index)
+            return error_set(err, STATUS_PROTOCOL, "sequence %llu: kv_index %u, the id of tick %llu belongs at %u",
+                             (unsigned long long)q->seq, r->kv_index, (unsigned long long)r->from_tick, note->next_index);
+    }
+    q->length += r->n;
+    q->run_tick = p->tick;
+    q->last_run = run;
+    if (r->sample == SAMPLE_LAST)
+        q->notes[q->n_notes++ % s->limits.n_notes] = (struct sample_note){.tick = p->tick, .next_index = q->length};
+    *seq = q;
+    *from = note;
+    return STATUS_OK;
+}
+
+int sequences__check(const struct sequences *s, const char **why)
+{
+    uint64_t held = 0, owned = 0;
+    uint32_t n_open = 0;
+    *why = NULL;
+    for (uint32_t i = 0; i < s->limits.slots && !*why; i++) {
+        const struct sequence *q = &s->entry[i];
+        n_open += q->seq != 0;
+        held += q->n_blocks;
+        if (!q->seq && q->n_blocks)
+            *why = "a free entry holds no blocks";
+        else if (q->seq && sequences_find(s, q->seq) != q)
+            *why = "an open sequence is found by its id";
+        else if (q->length > (uint64_t)q->n_blocks * s->limits.kv_block || q->length > s->limits.context)
+            *why = "a sequence is no longer than its blocks and the context";
+        for (uint32_t b = 0; b < q->n_blocks && !*why; b++)
+            if (s->owner[q->blocks[b]] != i + 1)
+                *why = "a block of a sequence is owned by it";
+    }
+    for (uint32_t b = 0; b < s->limits.n_blocks; b++)
+        owned += s->owner[b] != 0;
+    if (!*why && n_open != s->n_open)
+        *why = "n_open counts the open sequences";
+    if (!*why && owned != held)
+        *why = "every owned block is in one table";
+    return !*why;
+}

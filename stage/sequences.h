@@ -1,0 +1,64 @@
+/* stage/sequences.h - the open sequences of a stage: who holds which blocks, how long each is, what was sampled for it.
+ *
+ * Purpose    The stage's copy of what the coordinator decided. It applies the ops of plans in order and refuses whatever
+ *            contradicts it; it decides nothing.
+ * Ownership  create/destroy. Pointers from find live until the sequence is closed or the table cleared.
+ * Threading  The compute thread.
+ * Invariants 1. A block is held by at most one open sequence; the owner table and the block tables agree.
+ *            2. length <= n_blocks * kv_block, and length <= context.
+ *            3. An open sequence has a slot of its own; n_open is their number.
+ * Errors     STATUS_PROTOCOL with both values. After one the table is to be cleared: a plan is applied whole or its epoch ends.
+ */
+#ifndef SLUICE_STAGE_SEQUENCES_H
+#define SLUICE_STAGE_SEQUENCES_H
+
+#include <stdint.h>
+
+#include "common/wire/plan.h"
+
+/* What a SAMPLE_LAST run of a tick will give or has given. */
+struct sample_note {
+    uint64_t tick;
+    uint32_t next_index; /* position that the id takes */
+    int32_t id;          /* -1: the logits were bad */
+    int known;
+};
+
+struct sequence {
+    uint64_t seq;        /* 0: the entry is free */
+    uint32_t slot, length, n_blocks;
+    uint32_t digest;     /* plan_table_digest of blocks, kept while they grow */
+    uint32_t *blocks;
+    struct sampler_params sampler;
+    uint64_t run_tick;   /* of its newest run, which was run number last_run of that plan */
+    uint32_t last_run;
+    uint32_t n_notes;    /* ever made; note i lies at i % max_notes */
+    struct sample_note *notes;
+};
+
+struct sequences;
+
+struct sequences_limits {
+    uint32_t slots, context, kv_block, n_blocks;
+    uint32_t n_notes;    /* newest samples of a sequence that FROM_TICK may name */
+};
+
+enum status sequences_create(const struct sequences_limits *l, struct sequences **out);
+void sequences_destroy(struct sequences *s);
+void sequences_clear(struct sequences *s);
+uint32_t sequences_count(const struct sequences *s);
+
+/* NULL: not open. */
+struct sequence *sequences_find(const struct sequences *s, uint64_t seq);
+enum status sequences_apply(struct sequences *s, const struct plan *p, const struct plan_op *op, struct error *err);
+/* Checks run number `run` of a plan and grows its sequence by the run's rows; a sampled run gets its note. *from is the note that
+ * a SOURCE_FROM_TICK run depends on, else NULL. */
+enum status sequences_extend(struct sequences *s, const struct plan *p, uint32_t run, struct sequence **seq,
+                             struct sample_note **from, struct error *err);
+/* The note of a tick, or NULL when the sequence has none (any more). */
+struct sample_note *sequence_note(const struct sequences *s, const struct sequence *q, uint64_t tick);
+
+/* Walks the invariants; false and a reason on the first that does not hold. */
+int sequences__check(const struct sequences *s, const char **why);
+
+#endif

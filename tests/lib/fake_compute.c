@@ -1,0 +1,314 @@
+#include "tests/lib/fake_compute.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/rand.h"
+#include "common/model/hparams.h"
+#include "tests/lib/fake_script.h"
+
+enum { HASH_FLOATS = 4, N_ANSWERS = 1024 };
+
+/* Where a scripted answer of a sequence began. */
+struct answer {
+    uint64_t seq;
+    uint32_t first;
+};
+
+struct fake {
+    struct compute base;
+    struct fake_options options;
+    struct fake_script script;
+    uint32_t n_vocab, model_layers;
+    uint8_t model_hash[32];
+    struct msg_assign assign;
+    uint32_t n_blocks;
+    uint64_t *kv;       /* [n_blocks][kv_block][layers of this stage] */
+    uint64_t n_ticks;
+    struct answer answers[N_ANSWERS];
+};
+
+static uint64_t chain_start(uint32_t layer)
+{
+    return rand_mix(0x5157e1ce00ull + layer);
+}
+
+static uint64_t layer_hash(uint64_t before, uint64_t input, uint32_t layer, uint32_t position)
+{
+    return rand_mix(before ^ rand_at(input + layer, position));
+}
+
+static int32_t draw(uint64_t hash, const struct sampler_params *sampler, uint32_t position)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz ";
+    if (sampler->temperature > 0)
+        hash = rand_mix(hash ^ rand_at(sampler->seed, position));
+    return FAKE_FIRST_BYTE + letters[hash % (sizeof letters - 1)];
+}
+
+void fake_reference(uint32_t n_layers, const struct sampler_params *sampler, const uint32_t *prompt, uint32_t n_prompt,
+                    int32_t *out, uint32_t n_out)
+{
+    uint64_t *before = calloc(n_layers, sizeof *before);
+    for (uint32_t l = 0; before && l < n_layers; l++)
+        before[l] = chain_start(l);
+    for (uint32_t p = 0; before && p + 1 < n_prompt + n_out; p++) {
+        uint64_t h = p < n_prompt ? prompt[p] : (uint64_t)out[p - n_prompt];
+        for (uint32_t l = 0; l < n_layers; l++)
+            before[l] = h = layer_hash(before[l], h, l, p);
+        if (p + 1 >= n_prompt)
+            out[p + 1 - n_prompt] = draw(h, sampler, p + 1);
+    }
+    free(before);
+}
+
+/* --- residuals --------------------------------------------------------------------------------------------------------------- */
+
+/* Floats beyond the hash repeat parts of it, so that every byte of a frame matters. */
+static float padding(uint64_t hash, uint32_t i)
+{
+    return (float)(rand_at(hash, i) >> 48);
+}
+
+static void put_hash(float *row, uint32_t width, uint64_t hash)
+{
+    for (uint32_t i = 0; i < HASH_FLOATS; i++)
+        row[i] = (float)(hash >> 16 * i & 0xffff);
+    for (uint32_t i = HASH_FLOATS; i < width; i++)
+        row[i] = padding(hash, i);
+}
+
+static uint64_t get_hash(const float *row, uint32_t width)
+{
+    uint64_t hash = 0;
+    for (uint32_t i = 0; i < HASH_FLOATS; i++)
+        hash |= (uint64_t)(row[i] >= 0 && row[i] <= 65535 ? row[i] : 0) << 16 * i;
+    int damaged = 0;
+    for (uint32_t i = HASH_FLOATS; i < width; i++)
+        damaged |= row[i] != padding(hash, i);
+    return damaged ? ~hash : hash;
+}
+
+/* --- costs and faults ----------------------------------------------------------------------------------------------------------- */
+
+static void sleep_until(int64_t when_ns)
+{
+    struct timespec t = {.tv_sec = (time_t)(when_ns / NS_PER_S), .tv_nsec = (long)(when_ns % NS_PER_S)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) != 0)
+        ;
+}
+
+/* A sequence with one row in a tick decodes; more rows are a piece of a prompt. */
+static int64_t cost_us(const struct fake *f, const struct tick *t)
+{
+    int64_t us = f->script.tick_us;
+    for (uint32_t i = 0, n; i < t->n_rows; i += n) {
+        for (n = 1; i + n < t->n_rows && t->rows[i + n].seq == t->rows[i].seq; n++)
+            ;
+        us += n == 1 ? f->script.row_us : (int64_t)n * f->script.token_us;
+    }
+    return us;
+}
+
+static enum status misbehave(struct fake *f, int *bad_logits, struct error *err)
+{
+    for (uint32_t i = 0; i < f->script.n_events; i++) {
+        const struct fake_event *e = &f->script.events[i];
+        int now = e->tick == f->n_ticks || (e->kind == FAKE_FAIL_FROM && f->n_ticks > e->tick);
+        if (!now)
+            continue;
+        switch (e->kind) {
+        case FAKE_FAIL:
+        case FAKE_FAIL_FROM:
+            return error_set(err, status_from_int((int)e->value), "the script fails tick %llu: %s",
+                             (unsigned long long)f->n_ticks, status_text(status_from_int((int)e->value)));
+        case FAKE_SLEEP:
+            sleep_until(clock_now_ns() + e->value * NS_PER_MS);
+            break;
+        case FAKE_BAD_LOGITS:
+            *bad_logits = 1;
+            break;
+        case FAKE_CRASH:
+            kill(getpid(), (int)e->value);
+            break;
+        }
+    }
+    return STATUS_OK;
+}
+
+/* --- tokens ------------------------------------------------------------------------------------------------------------------------ */
+
+/* How many ids of its answer a sequence has had; only needed by scripts, and for at most N_ANSWERS sequences at a time. */
+static uint32_t answered(struct fake *f, uint64_t seq, uint32_t position)
+{
+    struct answer *a = &f->answers[seq % N_ANSWERS];
+    if (a->seq != seq || position < a->first)
+        *a = (struct answer){.seq = seq, .first = position};
+    return position - a->first;
+}
+
+static int32_t next_id(struct fake *f, const struct tick_row *row, const struct sampler_params *sampler, uint64_t hash)
+{
+    const struct fake_script *s = &f->script;
+    if (!s->answer && !s->end_after)
+        return draw(hash, sampler, row->position + 1);
+    uint32_t i = answered(f, row->seq, row->position + 1);
+    if (s->end_after && i >= s->end_after)
+        return FAKE_END;
+    if (!s->answer)
+        return draw(hash, sampler, row->position + 1);
+    if (i >= s->n_answer && !s->repeat)
+        return FAKE_END;
+    return s->answer[i % s->n_answer];
+}
+
+/* --- the table ------------------------------------------------------------------------------------------------------------------------ */
+
+static uint32_t n_layers(const struct fake *f)
+{
+    return f->assign.end_layer - f->assign.first_layer;
+}
+
+static uint64_t *cell(struct fake *f, const struct tick_row *row, uint32_t position)
+{
+    uint32_t block = row->blocks[position / f->assign.kv_block];
+    return f->kv + ((uint64_t)block * f->assign.kv_block + position % f->assign.kv_block) * n_layers(f);
+}
+
+static uint64_t run_row(struct fake *f, const struct tick_row *row, uint64_t input)
+{
+    uint64_t *mine = cell(f, row, row->position), *before = row->position ? cell(f, row, row->position - 1) : NULL;
+    for (uint32_t l = 0; l < n_layers(f); l++) {
+        uint32_t layer = f->assign.first_layer + l;
+        mine[l] = input = layer_hash(before ? before[l] : chain_start(layer), input, layer, row->position);
+    }
+    return input;
+}
+
+static enum status fake_run(struct compute *c, struct tick *t, struct error *err)
+{
+    struct fake *f = (struct fake *)c;
+    const int64_t start_ns = clock_now_ns();
+    const uint32_t width = f->script.width;
+    int bad_logits = 0;
+    f->n_ticks++;
+    enum status s = misbehave(f, &bad_logits, err);
+    if (s != STATUS_OK)
+        return s;
+    uint32_t sample = 0;
+    for (uint32_t i = 0; i < t->n_rows; i++) {
+        const struct tick_row *row = &t->rows[i];
+        if (!t->in && row->id >= f->n_vocab)
+            return error_set(err, STATUS_STAGE, "row %u: id %u of a vocabulary of %u", i, row->id, f->n_vocab);
+        uint64_t hash = run_row(f, row, t->in ? get_hash(t->in + (size_t)i * width, width) : row->id);
+        if (t->out)
+            put_hash(t->out + (size_t)i * width, width, hash);
+        if (sample < t->n_samples && t->samples[sample].row == i) {
+            struct tick_sample *out = &t->samples[sample++];
+            out->bad_logits = (uint32_t)bad_logits;
+            out->id = bad_logits ? -1 : next_id(f, row, out->sampler, hash);
+        }
+    }
+    int64_t us = cost_us(f, t);
+    if (us)
+        sleep_until(start_ns + us * NS_PER_US);
+    atomic_fetch_add(&c->progress, n_layers(f) ? n_layers(f) : 1);
+    return STATUS_OK;
+}
+
+static void fill_costs(const struct fake *f, struct msg_loaded *out)
+{
+    static const uint32_t rows[N_COST_POINTS] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
+    for (int i = 0; i < N_COST_POINTS && rows[i] <= f->assign.max_rows; i++) {
+        out->cost_rows[i] = rows[i];
+        /* Never 0: a planner divides by what a tick costs. */
+        uint32_t overhead = f->script.tick_us ? f->script.tick_us : 20;
+        out->prompt_us[i] = overhead + rows[i] * (rows[i] == 1 ? f->script.row_us : f->script.token_us);
+        out->decode_us[i] = overhead + rows[i] * f->script.row_us;
+    }
+}
+
+static enum status fake_load(struct compute *c, const struct msg_assign *a, struct msg_loaded *out, struct error *err)
+{
+    struct fake *f = (struct fake *)c;
+    if (f->model_layers && a->end_layer > f->model_layers)
+        return error_set(err, STATUS_PROTOCOL, "layers %u..%u, the model has %u", a->first_layer, a->end_layer,
+                         f->model_layers);
+    if (f->script.load_ms)
+        sleep_until(clock_now_ns() + f->script.load_ms * NS_PER_MS);
+    f->assign = *a;
+    const uint64_t layers = n_layers(f), block_bytes = (layers ? layers : 1) * a->kv_block * sizeof *f->kv;
+    uint64_t n = a->n_blocks;
+    if (!n && a->kv_bytes)
+        n = a->kv_bytes / block_bytes;
+    if (!n)
+        n = (uint64_t)a->slots * ((a->context + a->kv_block - 1) / a->kv_block);
+    free(f->kv);
+    f->kv = n * block_bytes <= 1ull << 32 ? calloc(1, n * block_bytes) : NULL;
+    if (!f->kv)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "%llu blocks of %llu bytes", (unsigned long long)n,
+                         (unsigned long long)block_bytes);
+    f->n_blocks = (uint32_t)n;
+    *out = (struct msg_loaded){.n_blocks = f->n_blocks, .kv_bytes = n * block_bytes};
+    fill_costs(f, out);
+    return STATUS_OK;
+}
+
+static void fake_describe(struct compute *c, struct msg_hello *out)
+{
+    const struct fake *f = (const struct fake *)c;
+    snprintf(out->profile, sizeof out->profile, "fake");
+    memcpy(out->model_hash, f->model_hash, sizeof out->model_hash);
+    out->n_layers = f->model_layers;
+    out->memory_bytes = 1ull << 30;
+}
+
+static uint32_t fake_width(const struct compute *c)
+{
+    return ((const struct fake *)c)->script.width;
+}
+
+static void fake_destroy(struct compute *c)
+{
+    struct fake *f = (struct fake *)c;
+    fake_script_free(&f->script);
+    free(f->kv);
+    free(f);
+}
+
+static const struct compute_table fake_table = {"fake", fake_describe, fake_load, fake_width, fake_run, fake_destroy};
+
+static enum status read_model(struct fake *f, const char *path, struct error *err)
+{
+    struct model m;
+    TRY(model_open(path, &m, err));
+    f->model_layers = m.hp.n_layers;
+    f->n_vocab = m.hp.n_vocab;
+    memcpy(f->model_hash, m.hash, sizeof f->model_hash);
+    model_close(&m);
+    return STATUS_OK;
+}
+
+enum status fake_compute_create(const struct fake_options *o, struct compute **out, struct error *err)
+{
+    struct fake *f = calloc(1, sizeof *f);
+    if (!f)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a fake stage");
+    f->base.table = &fake_table;
+    f->options = *o;
+    f->n_vocab = FAKE_VOCAB;
+    enum status s = fake_script_read(o->script_path, o->stage, &f->script, err);
+    if (s == STATUS_OK && o->model_path)
+        s = read_model(f, o->model_path, err);
+    if (s != STATUS_OK) {
+        fake_destroy(&f->base);
+        return s;
+    }
+    *out = &f->base;
+    return STATUS_OK;
+}
