@@ -35,6 +35,7 @@ struct engine_options {
     const struct model *model;         /* hparams and hash; tensors are not read */
     const struct tokenizer *tokenizer;
     const struct split *split;
+    const char *model_name;            /* told in ACCEPTED; lives as long as the engine */
 };
 
 enum status engine_create(const struct engine_options *o, struct engine **out, struct error *err);

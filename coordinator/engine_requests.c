@@ -217,7 +217,7 @@ void engine__submit(struct engine *e, struct request *r, int64_t now)
     list_push_back(&e->queued, &r->link);
     set_state(e, r, REQUEST_QUEUED);
     r->last_progress_ns = now;
-    send_accepted(r, e->o.model->name, engine_profile(e));
+    send_accepted(r, e->o.model_name, engine_profile(e));
     LOG_DEBUG("req %s: accepted, %u prompt tokens, at most %u answer tokens", r->id, r->n_prompt, r->answer_limit);
 }
 

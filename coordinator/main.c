@@ -70,9 +70,14 @@ static enum status open_template(struct coordinator *c, struct error *err)
     return s;
 }
 
+/* --model-name, else the file's name without .gguf. */
 static enum status set_names(struct coordinator *c)
 {
-    c->names = strdup(c->config.model_name ? c->config.model_name : c->model.name);
+    const char *slash = strrchr(c->config.model, '/'), *file = slash ? slash + 1 : c->config.model;
+    size_t len = strlen(file);
+    if (len > 5 && strcmp(file + len - 5, ".gguf") == 0)
+        len -= 5;
+    c->names = c->config.model_name ? strdup(c->config.model_name) : strndup(file, len);
     if (!c->names)
         return STATUS_OUT_OF_MEMORY;
     char *save = NULL;
@@ -80,7 +85,7 @@ static enum status set_names(struct coordinator *c)
         if (c->options.n_names < 16)
             c->options.names[c->options.n_names++] = name;
     if (!c->options.n_names)
-        c->options.names[c->options.n_names++] = c->model.name;
+        c->options.names[c->options.n_names++] = c->model.name; /* nothing but commas */
     return STATUS_OK;
 }
 
@@ -103,7 +108,7 @@ static enum status start(struct coordinator *c, struct error *err)
     uint32_t max_jobs = (uint32_t)(c->config.queue_requests + c->config.slots + 64);
     if (text_workers_create(TEXT_THREADS, max_jobs, &c->workers) != STATUS_OK)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the text workers");
-    TRY(engine_create(&(struct engine_options){&c->config, &c->model, c->tokenizer, &c->split}, &c->engine, err));
+    TRY(engine_create(&(struct engine_options){&c->config, &c->model, c->tokenizer, &c->split, c->options.names[0]}, &c->engine, err));
     struct service_options *o = &c->options;
     o->config = &c->config;
     o->engine = c->engine;
