@@ -1,0 +1,288 @@
+#include "stage/model_compute.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "stage/calibrate.h"
+#include "stage/memory.h"
+
+#define LOG_MODULE "model"
+#include "common/base/log.h"
+
+/* Besides what is planned: stacks, tables, links, the allocator. */
+enum { SLACK_BYTES = 32 << 20 };
+
+struct model_compute {
+    struct compute base; /* first: struct compute * points here */
+    struct model model;
+    const struct ops *ops;
+    struct team *team; /* made by the first load: its thread 0 is the compute thread */
+    int n_threads, pinned, cores[TEAM_MAX_THREADS];
+    int kv_fd, skip_calibration;
+    uint32_t host_stages;
+    uint64_t memory_bytes;
+
+    int loaded;
+    struct msg_assign assign; /* of the last load */
+    struct msg_loaded costs;  /* what was answered */
+    struct weights weights;
+    struct kv_pool pool;
+    struct forward *forward;
+};
+
+static struct model_compute *model_compute(struct compute *c)
+{
+    return (struct model_compute *)c;
+}
+
+static void describe(struct compute *c, struct msg_hello *out)
+{
+    struct model_compute *m = model_compute(c);
+    memcpy(out->model_hash, m->model.hash, sizeof out->model_hash);
+    out->n_layers = m->model.hp.n_layers;
+    strncpy(out->profile, ops_numerics_profile(), sizeof out->profile - 1);
+    out->profile[sizeof out->profile - 1] = 0;
+    out->memory_bytes = m->memory_bytes ? m->memory_bytes : memory_available("") / m->host_stages;
+}
+
+/* --- load ------------------------------------------------------------------------------------------------------------- */
+
+static void unload(struct model_compute *m)
+{
+    forward_destroy(m->forward);
+    m->forward = NULL;
+    kv_pool_close(&m->pool);
+    weights_free(&m->weights);
+    m->loaded = 0;
+}
+
+static enum status check_assignment(const struct model_compute *m, const struct msg_assign *a, struct error *err)
+{
+    if (a->first_layer >= a->end_layer || a->end_layer > m->model.hp.n_layers)
+        return error_set(err, STATUS_PROTOCOL, "layers %u..%u assigned of a model that has %u", a->first_layer, a->end_layer,
+                         m->model.hp.n_layers);
+    if (a->n_stages == 0 || a->stage >= a->n_stages)
+        return error_set(err, STATUS_PROTOCOL, "stage %u of %u assigned", a->stage, a->n_stages);
+    if (a->kv_block != 16 && a->kv_block != 32 && a->kv_block != 64 && a->kv_block != 128)
+        return error_set(err, STATUS_PROTOCOL, "KV blocks of %u positions assigned; 16, 32, 64 and 128 are built",
+                         a->kv_block);
+    if (a->max_rows == 0 || a->slots == 0 || a->context == 0)
+        return error_set(err, STATUS_PROTOCOL, "%u rows, %u slots, context %u assigned: none may be 0", a->max_rows, a->slots,
+                         a->context);
+    if (memchr(a->kv_type, 0, sizeof a->kv_type) == NULL || (a->kv_type[0] && strcmp(a->kv_type, "f16") != 0))
+        return error_set(err, STATUS_UNSUPPORTED, "KV type %.8s is not built yet, only f16", a->kv_type);
+    return STATUS_OK;
+}
+
+/* What a load needs, before any of it is taken. */
+struct memory_plan {
+    uint64_t free, weights, buffers, kv;
+    uint32_t n_blocks;
+};
+
+static struct kv_shape kv_shape(const struct model_compute *m, const struct msg_assign *a)
+{
+    return (struct kv_shape){.n_layers = a->end_layer - a->first_layer, .n_kv_heads = m->model.hp.n_kv_heads,
+                             .head_dim = m->model.hp.head_dim, .block_positions = a->kv_block};
+}
+
+/* n_blocks as asked for, or what kv_bytes hold, or room for every slot's context in at most half of what is free. */
+static enum status choose_blocks(const struct msg_assign *a, uint64_t block_bytes, struct memory_plan *p, struct error *err)
+{
+    uint64_t per_slot = ((uint64_t)a->context + a->kv_block - 1) / a->kv_block, n = a->n_blocks;
+    if (n == 0 && a->kv_bytes)
+        n = a->kv_bytes / block_bytes;
+    else if (n == 0) {
+        uint64_t half = p->free / 2 / block_bytes;
+        n = a->slots * per_slot;
+        n = n < half ? n : half;
+        if (n < per_slot)
+            return error_set(err, STATUS_OUT_OF_MEMORY,
+                             "one context of %u positions needs %s of KV, half of %s: fewer slots, a shorter context or one "
+                             "more stage",
+                             a->context, memory_print(per_slot * block_bytes).text, memory_print(p->free).text);
+    }
+    if (n == 0 || n > UINT32_MAX / 2)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "a KV pool of %llu blocks of %s cannot be", (unsigned long long)n,
+                         memory_print(block_bytes).text);
+    p->n_blocks = (uint32_t)n;
+    p->kv = n * block_bytes;
+    return STATUS_OK;
+}
+
+static enum status plan_memory(struct model_compute *m, const struct msg_assign *a, struct memory_plan *p, struct error *err)
+{
+    const struct forward_options fo = {.weights = &m->weights, .team = m->team, .max_rows = a->max_rows};
+    struct kv_shape shape = kv_shape(m, a);
+    *p = (struct memory_plan){.free = m->memory_bytes ? m->memory_bytes : memory_available("") / m->host_stages,
+                              .weights = m->weights.memory_bytes, .buffers = forward_bytes(&fo)};
+    TRY(choose_blocks(a, kv_block_bytes(&shape), p, err));
+    uint64_t held = kv_fd_resident(m->kv_fd), needs = p->weights + p->buffers + SLACK_BYTES + p->kv;
+    needs -= held < p->kv ? held : p->kv;
+    if (p->free && needs > p->free)
+        return error_set(err, STATUS_OUT_OF_MEMORY,
+                         "needs %s of %s: fewer slots, a shorter context or one more stage (weights %s, KV %s, buffers %s)",
+                         memory_print(needs).text, memory_print(p->free).text, memory_print(p->weights).text,
+                         memory_print(p->kv).text, memory_print(p->buffers).text);
+    return STATUS_OK;
+}
+
+static enum status take_all(struct model_compute *m, const struct msg_assign *a, struct error *err)
+{
+    struct memory_plan plan;
+    TRY(weights_plan(&m->model, m->ops, a->first_layer, a->end_layer, a->stage == 0, a->stage + 1 == a->n_stages, &m->weights,
+                     err));
+    TRY(plan_memory(m, a, &plan, err));
+    TRY(weights_load(&m->weights, m->team, err));
+    const struct forward_options fo = {.weights = &m->weights, .team = m->team, .max_rows = a->max_rows};
+    TRY(forward_create(&fo, &m->forward, err));
+    m->costs = (struct msg_loaded){.n_blocks = plan.n_blocks, .weight_bytes = plan.weights, .kv_bytes = plan.kv};
+    const struct calibrate_options co = {.forward = m->forward, .weights = &m->weights, .kv = kv_shape(m, a),
+                                         .max_rows = a->max_rows, .slots = a->slots, .context = a->context};
+    if (!m->skip_calibration)
+        TRY(calibrate_run(&co, &m->base.progress, &m->costs, err));
+    TRY(kv_pool_open(&co.kv, plan.n_blocks, m->kv_fd, &m->pool, err));
+    forward_set_pool(m->forward, &m->pool);
+    LOG_INFO("KV pool: %u blocks of %u positions, %s", plan.n_blocks, a->kv_block, memory_print(plan.kv).text);
+    return STATUS_OK;
+}
+
+static int same_assignment(const struct msg_assign *a, const struct msg_assign *b)
+{
+    return a->stage == b->stage && a->n_stages == b->n_stages && a->first_layer == b->first_layer &&
+           a->end_layer == b->end_layer && a->slots == b->slots && a->context == b->context && a->kv_block == b->kv_block &&
+           a->n_blocks == b->n_blocks && a->max_rows == b->max_rows && a->kv_bytes == b->kv_bytes;
+}
+
+static enum status load(struct compute *c, const struct msg_assign *a, struct msg_loaded *out, struct error *err)
+{
+    struct model_compute *m = model_compute(c);
+    TRY(check_assignment(m, a, err));
+    if (!m->team)
+        TRY(team_create(m->n_threads, m->pinned ? m->cores : NULL, &m->team, err));
+    if (!m->loaded || !same_assignment(&m->assign, a)) {
+        unload(m);
+        enum status s = take_all(m, a, err);
+        if (s != STATUS_OK) {
+            unload(m);
+            return s;
+        }
+        m->assign = *a;
+        m->loaded = 1;
+    }
+    *out = m->costs;
+    return STATUS_OK;
+}
+
+/* --- run -------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t width(const struct compute *c)
+{
+    return ((const struct model_compute *)c)->model.hp.n_embd;
+}
+
+/* Everything that forward takes for granted. Blocks of a sequence were checked when they were given to it. */
+static enum status check_tick(const struct model_compute *m, const struct tick *t, struct error *err)
+{
+    const struct weights *w = &m->weights;
+    if (!m->loaded)
+        return error_set(err, STATUS_STAGE, "tick %llu before a model was loaded", (unsigned long long)t->tick);
+    if (t->n_rows == 0 || t->n_rows > m->assign.max_rows)
+        return error_set(err, STATUS_STAGE, "tick of %u rows; 1 to %u are allowed", t->n_rows, m->assign.max_rows);
+    if ((!w->has_embedding && !t->in) || (!w->has_head && (!t->out || t->n_samples)))
+        return error_set(err, STATUS_STAGE, "tick without the rows that stage %u of %u takes and gives", m->assign.stage,
+                         m->assign.n_stages);
+    if (t->n_samples > t->n_rows)
+        return error_set(err, STATUS_STAGE, "%u samples of %u rows", t->n_samples, t->n_rows);
+    for (uint32_t r = 0; r < t->n_rows; r++) {
+        if (w->has_embedding && t->rows[r].id >= m->model.hp.n_vocab)
+            return error_set(err, STATUS_STAGE, "token %u in a vocabulary of %u", t->rows[r].id, m->model.hp.n_vocab);
+        if (t->rows[r].position >= m->assign.context)
+            return error_set(err, STATUS_STAGE, "position %u in a context of %u", t->rows[r].position, m->assign.context);
+    }
+    for (uint32_t s = 0; s < t->n_samples; s++)
+        if (t->samples[s].row >= t->n_rows || !t->samples[s].sampler)
+            return error_set(err, STATUS_STAGE, "sample of row %u of %u", t->samples[s].row, t->n_rows);
+    return STATUS_OK;
+}
+
+static enum status run(struct compute *c, struct tick *t, struct error *err)
+{
+    struct model_compute *m = model_compute(c);
+    TRY(check_tick(m, t, err));
+    forward_run(m->forward, t, &m->base.progress);
+    return STATUS_OK;
+}
+
+/* --- life ------------------------------------------------------------------------------------------------------------- */
+
+static void destroy(struct compute *c)
+{
+    struct model_compute *m = model_compute(c);
+    unload(m);
+    if (m->team)
+        team_destroy(m->team);
+    model_close(&m->model);
+    free((void *)(uintptr_t)m->base.table);
+    free(m);
+}
+
+/* The backend's name is known only once ops are open, so each compute has a table of its own. */
+static struct compute_table *make_table(const struct ops *ops)
+{
+    struct compute_table *t = malloc(sizeof *t);
+    if (t)
+        *t = (struct compute_table){.backend = ops->name, .describe = describe, .load = load, .width = width, .run = run,
+                                    .destroy = destroy};
+    return t;
+}
+
+enum status model_compute_create(const struct model_compute_options *o, struct compute **out, struct error *err)
+{
+    const struct ops *ops;
+    int n_threads = o->n_threads > 0 ? o->n_threads : 1;
+    if (n_threads > TEAM_MAX_THREADS)
+        return error_set(err, STATUS_CONFIG, "%d threads; at most %d are built", n_threads, TEAM_MAX_THREADS);
+    TRY(ops_open(o->backend ? o->backend : "auto", o->isa ? o->isa : "auto", &ops, err));
+    struct model_compute *m = calloc(1, sizeof *m);
+    struct compute_table *table = make_table(ops);
+    enum status s = STATUS_OK;
+    if (!m || !table) {
+        s = error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a stage");
+        goto free_both;
+    }
+    s = model_open(o->model_path, &m->model, err);
+    if (s != STATUS_OK)
+        goto free_both;
+    m->base.table = table;
+    atomic_init(&m->base.progress, 0);
+    m->ops = ops;
+    m->n_threads = n_threads;
+    m->pinned = o->cores != NULL;
+    if (o->cores)
+        memcpy(m->cores, o->cores, (size_t)n_threads * sizeof *o->cores);
+    m->kv_fd = o->kv_fd;
+    m->skip_calibration = o->skip_calibration;
+    m->host_stages = o->host_stages ? o->host_stages : 1;
+    m->memory_bytes = o->memory_bytes;
+    *out = &m->base;
+    return STATUS_OK;
+
+free_both:
+    free(table);
+    free(m);
+    return s;
+}
+
+void model_compute_set_logits_sink(struct compute *c, forward_logits_fn fn, void *ctx)
+{
+    struct model_compute *m = model_compute(c);
+    CHECK(m->loaded);
+    forward_set_logits_sink(m->forward, fn, ctx);
+}
+
+const struct model *model_compute_model(const struct compute *c)
+{
+    return &((const struct model_compute *)c)->model;
+}

@@ -1,0 +1,340 @@
+#include "stage/sampler.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "common/base/rand.h"
+#include "kernels/math.h"
+
+/* Weights are 2^-d, d = (max - logit) * log2(e) / temperature, in [0, 125]. Bins of equal width in d order the tokens: a
+ * lower bin holds larger logits only, since d falls with the logit through every rounding. */
+enum {
+    BINS_PER_OCTAVE = 16,
+    N_BINS = 125 * BINS_PER_OCTAVE + 2, /* the last: weight 0 */
+    SUM_LANES = 8,
+    SUM_BLOCK = 512, /* ids of one partial sum of the final draw */
+};
+
+#define MAX_SCALE 0x1p100f /* a temperature near 0 must not make 0 * inf */
+
+struct scratch {
+    float *weight;      /* [n_vocab rounded up to SUM_BLOCK], 0 behind the end */
+    uint32_t *heap;     /* [n_vocab] ids of one bin */
+    double *block_sum;  /* [n_vocab / SUM_BLOCK + 1] */
+    double *bin_sum;    /* [N_BINS] */
+    uint32_t *bin_n;    /* [N_BINS] */
+};
+
+static uint32_t round_up(uint32_t n, uint32_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static size_t scratch_layout(uint32_t n_vocab, void *base, struct scratch *s)
+{
+    uint32_t padded = round_up(n_vocab, SUM_BLOCK);
+    uint8_t *p = base;
+    size_t at = 0;
+#define TAKE(field, n)                                                                                                 \
+    do {                                                                                                               \
+        if (p)                                                                                                         \
+            s->field = (void *)(p + at);                                                                               \
+        at += ((n) * sizeof *s->field + 63) / 64 * 64;                                                                 \
+    } while (0)
+    TAKE(weight, padded);
+    TAKE(heap, (size_t)n_vocab);
+    TAKE(block_sum, (size_t)padded / SUM_BLOCK);
+    TAKE(bin_sum, (size_t)N_BINS);
+    TAKE(bin_n, (size_t)N_BINS);
+#undef TAKE
+    return at;
+}
+
+size_t sampler_scratch_bytes(uint32_t n_vocab)
+{
+    struct scratch s;
+    return scratch_layout(n_vocab, NULL, &s);
+}
+
+/* --- the peak --------------------------------------------------------------------------------------------------------- */
+
+struct logit_peak sampler_scan(const float *logits, uint32_t first, uint32_t end)
+{
+    enum { LANES = 16 };
+    float max[LANES], sum[LANES]; /* sum: x - x is 0 for a finite x, NaN for NaN and infinities */
+    uint32_t nan = 0, i = first;
+    for (int l = 0; l < LANES; l++) {
+        max[l] = -INFINITY;
+        sum[l] = 0;
+    }
+    for (; i + LANES <= end; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            float x = logits[i + (uint32_t)l];
+            max[l] = x > max[l] ? x : max[l];
+            sum[l] += x - x;
+        }
+    for (; i < end; i++) {
+        max[0] = logits[i] > max[0] ? logits[i] : max[0];
+        sum[0] += logits[i] - logits[i];
+    }
+    struct logit_peak p = {.max = -INFINITY, .id = end};
+    int unusual = 0;
+    for (int l = 0; l < LANES; l++) {
+        p.max = max[l] > p.max ? max[l] : p.max;
+        unusual |= sum[l] != 0;
+    }
+    for (i = first; unusual && i < end; i++) /* an infinity is no NaN */
+        nan |= logits[i] != logits[i];
+    for (i = first; i < end; i++)
+        if (logits[i] == p.max) {
+            p.id = i;
+            break;
+        }
+    p.nan = nan != 0;
+    return p;
+}
+
+struct logit_peak sampler_merge(struct logit_peak a, struct logit_peak b)
+{
+    struct logit_peak best = b.max > a.max || (b.max == a.max && b.id < a.id) ? b : a;
+    best.nan = a.nan || b.nan;
+    return best;
+}
+
+int sampler_peak_is_bad(const struct logit_peak *p)
+{
+    return p->nan || !isfinite(p->max);
+}
+
+/* --- weights ---------------------------------------------------------------------------------------------------------- */
+
+/* weight[i] = 2^((logit - max) * scale), by the chain of math_exp2_neg. */
+static inline __attribute__((always_inline)) void fill_weights(float *restrict weight, const float *restrict logits,
+                                                               uint32_t n, float max, float scale)
+{
+    for (uint32_t i = 0; i < n; i++)
+        weight[i] = math_exp2_neg((logits[i] - max) * scale);
+}
+
+static void fill_weights_plain(float *weight, const float *logits, uint32_t n, float max, float scale)
+{
+    fill_weights(weight, logits, n, max, scale);
+}
+
+#if defined(__x86_64__)
+/* The same chain, with instructions in place of libm calls for fma and rint: 20 times faster. */
+__attribute__((target("avx2,fma"))) static void fill_weights_fma(float *weight, const float *logits, uint32_t n, float max,
+                                                                 float scale)
+{
+    fill_weights(weight, logits, n, max, scale);
+}
+#endif
+
+static void compute_weights(struct scratch *s, const float *logits, uint32_t n, float max, float scale)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"))
+        fill_weights_fma(s->weight, logits, n, max, scale);
+    else
+#endif
+        fill_weights_plain(s->weight, logits, n, max, scale);
+    for (uint32_t i = n; i < round_up(n, SUM_BLOCK); i++)
+        s->weight[i] = 0;
+}
+
+/* --- the order: by logit, ties by the lower id ------------------------------------------------------------------------ */
+
+/* Where a rule cuts: the last token kept. */
+struct cut {
+    float logit;
+    uint32_t id;
+};
+
+static int precedes(const float *logits, uint32_t a, uint32_t b)
+{
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+}
+
+static int is_kept(struct cut c, float logit, uint32_t id)
+{
+    return logit > c.logit || (logit == c.logit && id <= c.id);
+}
+
+/* A heap of ids whose first is the best, in place. */
+static void heap_sink(uint32_t *heap, uint32_t n, uint32_t at, const float *logits)
+{
+    for (;;) {
+        uint32_t child = 2 * at + 1;
+        if (child >= n)
+            return;
+        child += child + 1 < n && precedes(logits, heap[child + 1], heap[child]);
+        if (!precedes(logits, heap[child], heap[at]))
+            return;
+        uint32_t t = heap[at];
+        heap[at] = heap[child];
+        heap[child] = t;
+        at = child;
+    }
+}
+
+static uint32_t heap_pop(uint32_t *heap, uint32_t *n, const float *logits)
+{
+    uint32_t best = heap[0];
+    heap[0] = heap[--*n];
+    heap_sink(heap, *n, 0, logits);
+    return best;
+}
+
+static uint32_t bin_of(float logit, float max, float scale)
+{
+    float d = (max - logit) * scale * BINS_PER_OCTAVE;
+    return d < (float)(N_BINS - 1) ? (uint32_t)d : N_BINS - 1;
+}
+
+struct row {
+    const float *logits;
+    uint32_t n;
+    float max, scale;
+    struct scratch s;
+};
+
+static void fill_bins(struct row *r)
+{
+    memset(r->s.bin_sum, 0, N_BINS * sizeof *r->s.bin_sum);
+    memset(r->s.bin_n, 0, N_BINS * sizeof *r->s.bin_n);
+    for (uint32_t i = 0; i < r->n; i++) {
+        uint32_t b = bin_of(r->logits[i], r->max, r->scale);
+        r->s.bin_n[b]++;
+        r->s.bin_sum[b] += r->s.weight[i];
+    }
+}
+
+/* The tokens of one bin that `limit` keeps, as a heap. */
+static uint32_t heap_of_bin(struct row *r, uint32_t bin, const struct cut *limit)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r->n; i++)
+        if (bin_of(r->logits[i], r->max, r->scale) == bin && (!limit || is_kept(*limit, r->logits[i], i)))
+            r->s.heap[n++] = i;
+    for (uint32_t i = n / 2; i-- > 0;)
+        heap_sink(r->s.heap, n, i, r->logits);
+    return n;
+}
+
+/* Keeps the best k tokens. *mass: their weight. */
+static struct cut cut_top_k(struct row *r, uint32_t k, double *mass)
+{
+    uint32_t bin = 0, before = 0;
+    *mass = 0;
+    while (before + r->s.bin_n[bin] < k) {
+        before += r->s.bin_n[bin];
+        *mass += r->s.bin_sum[bin++];
+    }
+    uint32_t n = heap_of_bin(r, bin, NULL), last = 0;
+    for (uint32_t taken = before; taken < k; taken++) {
+        last = heap_pop(r->s.heap, &n, r->logits);
+        *mass += r->s.weight[last];
+    }
+    return (struct cut){.logit = r->logits[last], .id = last};
+}
+
+/* Keeps the shortest prefix whose weight reaches `want`; at most what `limit` keeps, at least one token. */
+static struct cut cut_top_p(struct row *r, double want, const struct cut *limit)
+{
+    uint32_t bin = 0, last_bin = limit ? bin_of(limit->logit, r->max, r->scale) : N_BINS - 1;
+    double mass = 0;
+    while (bin < last_bin && mass + r->s.bin_sum[bin] < want)
+        mass += r->s.bin_sum[bin++];
+    uint32_t n = heap_of_bin(r, bin, limit);
+    while (n == 0 && bin > 0) { /* rounding of the sums: nothing is left behind the last full bin */
+        mass -= r->s.bin_sum[--bin];
+        n = heap_of_bin(r, bin, limit);
+    }
+    uint32_t last;
+    do {
+        last = heap_pop(r->s.heap, &n, r->logits);
+        mass += r->s.weight[last];
+    } while (mass < want && n > 0);
+    return (struct cut){.logit = r->logits[last], .id = last};
+}
+
+/* --- the draw --------------------------------------------------------------------------------------------------------- */
+
+/* A block's sum in eight lanes and one tree, whatever the CPU. */
+static double sum_block(const float *w)
+{
+    double lane[SUM_LANES] = {0};
+    for (int i = 0; i < SUM_BLOCK; i += SUM_LANES)
+        for (int l = 0; l < SUM_LANES; l++)
+            lane[l] += (double)w[i + l];
+    for (int half = SUM_LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++)
+            lane[l] += lane[l + half];
+    return lane[0];
+}
+
+static double total_of_blocks(struct scratch *s, uint32_t n)
+{
+    double total = 0;
+    for (uint32_t b = 0; b < round_up(n, SUM_BLOCK) / SUM_BLOCK; b++)
+        total += s->block_sum[b] = sum_block(s->weight + (size_t)b * SUM_BLOCK);
+    return total;
+}
+
+/* The first id, ascending, at which the sum of weights passes u of the whole; u in [0, 1). */
+static uint32_t pick(struct scratch *s, uint32_t n, double u, uint32_t fallback)
+{
+    double want = u * total_of_blocks(s, n), sum = 0;
+    uint32_t n_blocks = round_up(n, SUM_BLOCK) / SUM_BLOCK, last = fallback;
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        if (sum + s->block_sum[b] <= want) {
+            sum += s->block_sum[b];
+            continue;
+        }
+        for (uint32_t i = b * SUM_BLOCK; i < (b + 1) * SUM_BLOCK; i++) {
+            if (s->weight[i] == 0)
+                continue;
+            last = i;
+            sum += s->weight[i];
+            if (sum > want)
+                return i;
+        }
+    }
+    return last; /* rounding: the last token with a weight that was looked at */
+}
+
+uint32_t sampler_draw(const struct sampler_params *p, const float *logits, uint32_t n_vocab, const struct logit_peak *peak,
+                      uint32_t position, void *scratch)
+{
+    ASSERT(!sampler_peak_is_bad(peak));
+    if (!(p->temperature > 0) || p->top_k == 1)
+        return peak->id;
+    float scale = LOG2E_F / p->temperature;
+    struct row r = {.logits = logits, .n = n_vocab, .max = peak->max, .scale = scale < MAX_SCALE ? scale : MAX_SCALE};
+    scratch_layout(n_vocab, scratch, &r.s);
+    compute_weights(&r.s, logits, n_vocab, r.max, r.scale);
+
+    int has_k = p->top_k > 0 && p->top_k < n_vocab, has_p = p->top_p < 1;
+    struct cut by_k, by_p;
+    double mass;
+    if (has_k || has_p)
+        fill_bins(&r);
+    if (has_k)
+        by_k = cut_top_k(&r, p->top_k, &mass);
+    if (has_p) {
+        if (!has_k)
+            mass = total_of_blocks(&r.s, n_vocab);
+        by_p = cut_top_p(&r, (double)p->top_p * mass, has_k ? &by_k : NULL);
+    }
+    if (has_k || has_p) {
+        struct cut c = has_p ? by_p : by_k; /* top-p cuts inside what top-k kept */
+        for (uint32_t i = 0; i < n_vocab; i++)
+            if (!is_kept(c, logits[i], i))
+                r.s.weight[i] = 0;
+    }
+    for (uint32_t i = 0; p->min_p > 0 && i < n_vocab; i++)
+        if (r.s.weight[i] < p->min_p && i != peak->id)
+            r.s.weight[i] = 0;
+    return pick(&r.s, n_vocab, (double)(rand_at(p->seed, position) >> 11) * 0x1p-53, peak->id);
+}

@@ -1,0 +1,191 @@
+/* One stage with the whole model, in process, without HTTP: what the model side can give.
+ *
+ * Prefill is one tick of 512 rows of one sequence, its last row sampled (llama-bench -p 512). Decode is 64 greedy ticks of B
+ * sequences after prompts of 16 tokens (llama-batched-bench -npp 16 -ntg 64 -npl B). Medians over the repetitions. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/rand.h"
+#include "tests/lib/chain.h"
+
+enum { MAX_BATCH = 64, MAX_REPEATS = 99, MAX_PREFILL = 8192, CONTEXT = 8192 };
+
+struct bench {
+    const char *model, *backend, *isa, *batches, *json;
+    long threads, repeats, prefill, tokens, prompt, stages, tick_rows;
+    struct chain *chain;
+    struct chain_row *rows;
+    FILE *out;
+    int n_results;
+};
+
+static void die(const char *what, const char *why)
+{
+    fprintf(stderr, "bench_stage: %s: %s\n", what, why);
+    exit(EXIT_CONFIG);
+}
+
+static uint32_t some_id(const struct bench *b, uint32_t seq, uint32_t position)
+{
+    return (uint32_t)(rand_at(seq + 1, position) % chain_model(b->chain)->hp.n_vocab);
+}
+
+static void run(struct bench *b, uint32_t n)
+{
+    struct error err;
+    if (chain_run(b->chain, b->rows, n, &err) != STATUS_OK)
+        die("tick", err.message);
+}
+
+/* Seconds for `n` rows of a prompt in ticks of at most tick_rows. */
+static double time_prefill(struct bench *b, uint32_t seq, uint32_t n)
+{
+    int64_t start = clock_now_ns();
+    for (uint32_t at = 0; at < n; at += (uint32_t)b->tick_rows) {
+        uint32_t piece = n - at < (uint32_t)b->tick_rows ? n - at : (uint32_t)b->tick_rows;
+        for (uint32_t i = 0; i < piece; i++)
+            b->rows[i] = (struct chain_row){.seq = seq, .position = at + i, .id = some_id(b, seq, at + i),
+                                            .sampler = at + i + 1 == n ? &chain_greedy : NULL};
+        run(b, piece);
+    }
+    return (double)(clock_now_ns() - start) * 1e-9;
+}
+
+/* Seconds for `tokens` ticks of `batch` sequences; their prompts are read before the clock starts. */
+static double time_decode(struct bench *b, uint32_t batch)
+{
+    uint32_t ids[MAX_BATCH];
+    for (uint32_t s = 0; s < batch; s++) {
+        time_prefill(b, s, (uint32_t)b->prompt);
+        ids[s] = some_id(b, s, 0);
+    }
+    int64_t start = clock_now_ns();
+    for (uint32_t t = 0; t < (uint32_t)b->tokens; t++) {
+        for (uint32_t s = 0; s < batch; s++)
+            b->rows[s] = (struct chain_row){.seq = s, .position = (uint32_t)b->prompt + t, .id = ids[s],
+                                            .sampler = &chain_greedy};
+        run(b, batch);
+        for (uint32_t s = 0; s < batch; s++)
+            ids[s] = (uint32_t)b->rows[s].sampled;
+    }
+    return (double)(clock_now_ns() - start) * 1e-9;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void report(struct bench *b, const char *name, uint32_t n, double *rates)
+{
+    size_t repeats = (size_t)b->repeats;
+    qsort(rates, repeats, sizeof *rates, ascending);
+    double median = repeats % 2 ? rates[repeats / 2] : (rates[repeats / 2 - 1] + rates[repeats / 2]) / 2;
+    printf("%-8s %5u  %9.2f tok/s  (%.2f to %.2f)\n", name, n, median, rates[0], rates[repeats - 1]);
+    fflush(stdout);
+    if (b->out)
+        fprintf(b->out, "%s\n    {\"test\": \"%s\", \"n\": %u, \"tokens_per_s\": %.3f, \"least\": %.3f, \"most\": %.3f}",
+                b->n_results++ ? "," : "", name, n, median, rates[0], rates[repeats - 1]);
+}
+
+static void bench_prefill(struct bench *b)
+{
+    double rates[MAX_REPEATS];
+    time_prefill(b, 0, 64);
+    for (long r = 0; r < b->repeats; r++)
+        rates[r] = (double)b->prefill / time_prefill(b, 0, (uint32_t)b->prefill);
+    report(b, "prefill", (uint32_t)b->prefill, rates);
+}
+
+static void bench_decode(struct bench *b, uint32_t batch)
+{
+    double rates[MAX_REPEATS];
+    for (long r = 0; r < b->repeats; r++)
+        rates[r] = (double)(batch * (uint32_t)b->tokens) / time_decode(b, batch);
+    report(b, "decode", batch, rates);
+}
+
+static long number(const char *flag, const char *text, long least, long most)
+{
+    char *end;
+    long v = strtol(text, &end, 10);
+    if (*end || end == text || v < least || v > most)
+        die(flag, "not a number in its range");
+    return v;
+}
+
+static void parse(struct bench *b, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i += 2) {
+        const char *flag = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(flag, "--model") == 0)
+            b->model = value;
+        else if (strcmp(flag, "--backend") == 0)
+            b->backend = value;
+        else if (strcmp(flag, "--isa") == 0)
+            b->isa = value;
+        else if (strcmp(flag, "--batches") == 0)
+            b->batches = value;
+        else if (strcmp(flag, "--json") == 0)
+            b->json = value;
+        else if (strcmp(flag, "--threads") == 0)
+            b->threads = number(flag, value, 1, TEAM_MAX_THREADS);
+        else if (strcmp(flag, "--stages") == 0)
+            b->stages = number(flag, value, 1, CHAIN_MAX_STAGES);
+        else if (strcmp(flag, "--repeats") == 0)
+            b->repeats = number(flag, value, 1, MAX_REPEATS);
+        else if (strcmp(flag, "--prefill") == 0) /* 0: none */
+            b->prefill = number(flag, value, 0, MAX_PREFILL);
+        else if (strcmp(flag, "--tick-rows") == 0)
+            b->tick_rows = number(flag, value, MAX_BATCH, 2048);
+        else if (strcmp(flag, "--tokens") == 0)
+            b->tokens = number(flag, value, 1, CONTEXT / 2);
+        else if (strcmp(flag, "--prompt") == 0)
+            b->prompt = number(flag, value, 1, CONTEXT / 2);
+        else
+            die(flag, "unknown; --model F --threads N --backend B --isa I --batches 1,2,4 --prefill N --tick-rows N "
+                      "--tokens N --prompt N --repeats N --stages N --json FILE");
+    }
+    if (!b->model)
+        die("--model", "which GGUF file?");
+}
+
+int main(int argc, char **argv)
+{
+    struct bench b = {.batches = "1,2,4,8,16", .threads = 2, .repeats = 3, .prefill = 512, .tokens = 64, .prompt = 16,
+                      .stages = 1, .tick_rows = 512};
+    struct error err;
+    log_open("bench");
+    log_set_levels("warn", NULL);
+    parse(&b, argc, argv);
+    const struct chain_options o = {.model_path = b.model, .backend = b.backend, .isa = b.isa, .n_threads = (int)b.threads,
+                                    .n_seqs = 16, .context = (uint32_t)(b.prefill > 1024 ? b.prefill : 1024),
+                                    .max_rows = (uint32_t)b.tick_rows, .n_stages = (uint32_t)b.stages};
+    if (chain_open(&o, &b.chain, &err) != STATUS_OK)
+        die("load", err.message);
+    b.rows = calloc((size_t)b.tick_rows, sizeof *b.rows);
+    printf("%s, %ld threads, %ld stages\n", chain_backend(b.chain), b.threads, b.stages);
+    b.out = b.json ? fopen(b.json, "w") : NULL;
+    if (b.out)
+        fprintf(b.out, "{\"backend\": \"%s\", \"threads\": %ld, \"stages\": %ld, \"results\": [", chain_backend(b.chain),
+                b.threads, b.stages);
+    if (b.prefill)
+        bench_prefill(&b);
+    for (const char *at = b.batches; *at; at += strcspn(at, ","), at += *at == ',') {
+        long batch = strtol(at, NULL, 10);
+        if (batch < 1 || batch > 16)
+            die("--batches", "each from 1 to 16");
+        bench_decode(&b, (uint32_t)batch);
+    }
+    if (b.out) {
+        fprintf(b.out, "\n]}\n");
+        fclose(b.out);
+    }
+    free(b.rows);
+    chain_close(b.chain);
+    return 0;
+}

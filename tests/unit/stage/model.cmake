@@ -1,0 +1,7 @@
+# The model side of a stage (stage/model_compute.cmake).
+set(CHAIN ${CMAKE_SOURCE_DIR}/tests/lib/chain.c)
+set(PLAIN ${CMAKE_SOURCE_DIR}/tests/lib/plain_model.c)
+set(TINY ${CMAKE_SOURCE_DIR}/tests/lib/tiny.c)
+sluice_test(test_sampler LABEL unit SOURCES test_sampler.c DEPS sluice_model_compute)
+sluice_test(test_forward_tiny LABEL unit SOURCES test_forward_tiny.c ${CHAIN} ${TINY} ${PLAIN}
+  DEPS sluice_model_compute PkgConfig::JANSSON)
