@@ -1,0 +1,104 @@
+#include "rpc/grpc/message.h"
+
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/slice.h>
+#include <stdlib.h>
+#include <string.h>
+
+grpc_byte_buffer *message_pack(const ProtobufCMessage *m)
+{
+    grpc_slice s = grpc_slice_malloc(protobuf_c_message_get_packed_size(m));
+    protobuf_c_message_pack(m, GRPC_SLICE_START_PTR(s));
+    grpc_byte_buffer *b = grpc_raw_byte_buffer_create(&s, 1);
+    grpc_slice_unref(s);
+    return b;
+}
+
+uint8_t *message_pack_bytes(const ProtobufCMessage *m, size_t *len)
+{
+    size_t n = protobuf_c_message_get_packed_size(m);
+    uint8_t *data = malloc(n ? n : 1);
+    if (data)
+        *len = protobuf_c_message_pack(m, data);
+    return data;
+}
+
+static void *alloc_in_arena(void *ctx, size_t n)
+{
+    return arena_alloc(ctx, n ? n : 1);
+}
+
+static void free_in_arena(void *ctx, void *p)
+{
+    (void)ctx;
+    (void)p;
+}
+
+/* Small fields unpack to structs and to protobuf-c's own notes of some 40 bytes each: a message of many tiny parts may use
+ * 32 times its length while that is little, and 6 times beyond. */
+static size_t memory_limit(size_t len)
+{
+    size_t many = 32 * len, few = ((size_t)4 << 20) + 6 * len;
+    return ((size_t)256 << 10) + (many < few ? many : few);
+}
+
+void *message_unpack(const ProtobufCMessageDescriptor *d, struct arena *a, const void *data, size_t len)
+{
+    arena_reset(a);
+    a->limit_bytes = memory_limit(len);
+    ProtobufCAllocator in_arena = {.alloc = alloc_in_arena, .free = free_in_arena, .allocator_data = a};
+    return protobuf_c_message_unpack(d, &in_arena, len, data);
+}
+
+void *message_unpack_buffer(const ProtobufCMessageDescriptor *d, struct arena *a, grpc_byte_buffer *b)
+{
+    grpc_byte_buffer_reader r;
+    if (!grpc_byte_buffer_reader_init(&r, b))
+        return NULL;
+    grpc_slice s = grpc_byte_buffer_reader_readall(&r);
+    grpc_byte_buffer_reader_destroy(&r);
+    void *m = message_unpack(d, a, GRPC_SLICE_START_PTR(s), GRPC_SLICE_LENGTH(s));
+    grpc_slice_unref(s);
+    return m;
+}
+
+/* Length of the valid character at p, 0 if there is none. */
+static size_t character(const unsigned char *p, size_t len)
+{
+    if (p[0] < 0x80)
+        return 1;
+    size_t n = p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : (p[0] & 0xf0) == 0xe0 ? 3 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4 : 0;
+    if (!n || len < n)
+        return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((p[i] & 0xc0) != 0x80)
+            return 0;
+    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
+        (p[0] == 0xf4 && p[1] > 0x8f))
+        return 0;
+    return n;
+}
+
+size_t message_utf8_prefix(const char *data, size_t len)
+{
+    size_t at = 0, n;
+    while (at < len && (n = character((const unsigned char *)data + at, len - at)) != 0)
+        at += n;
+    return at;
+}
+
+ProtobufCBinaryData pb_field(const char *text, size_t size)
+{
+    size_t len = message_utf8_prefix(text, strnlen(text, size));
+    return (ProtobufCBinaryData){.len = len, .data = (uint8_t *)(uintptr_t)text};
+}
+
+void field_pb(char *out, size_t size, ProtobufCBinaryData b)
+{
+    size_t len = b.data ? strnlen((const char *)b.data, b.len) : 0;
+    if (len >= size)
+        len = size - 1;
+    if (len)
+        memcpy(out, b.data, len);
+    out[len] = 0;
+}
