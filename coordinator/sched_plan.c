@@ -13,6 +13,11 @@ enum {
     RATE_ROWS = 256, /* the cost of a prompt row is taken from a piece of so many */
 };
 
+/* Part of its excess that a wide tick costs the bank. All of it: a test builds the planner with 0 to see the share fail. */
+#ifndef SCHED_WIDE_PRICE
+#define SCHED_WIDE_PRICE 1.0
+#endif
+
 /* What is there to do. */
 struct survey {
     uint32_t n_streams, n_readers;
@@ -21,6 +26,7 @@ struct survey {
     double row_us;         /* a prompt row there, without attention */
     double attention_us;   /* a row and position there */
     double remains_us;     /* all that readers still need there */
+    uint32_t deepest;      /* position of the reader that has read most */
 };
 
 /* The two bounds of scheduling.md for n streams. */
@@ -74,6 +80,7 @@ static struct survey survey_of(const struct sched *s)
         } else if (is_reader(e)) {
             v.n_readers++;
             v.remains_us += remaining_us(&v, e);
+            v.deepest = e->position > v.deepest ? e->position : v.deepest;
         }
     }
     return v;
@@ -121,11 +128,22 @@ static struct budget budget_of(const struct sched *s, uint32_t n, uint64_t reads
     return b;
 }
 
+/* Nothing decodes. W of work at the slowest stage cut into k pieces, each with an overhead o, takes about
+ * (W/k + o)(k + S - 1) over S stages: least for pieces of sqrt(W*o/(S-1)). (remains/(2S) of scheduling.md is near that for
+ * one prompt of middling length; for long ones a newcomer would wait for more than the overhead is worth.) */
 static double cold_tau_us(const struct sched *s, const struct survey *v)
 {
+    if (s->opt.n_stages == 1)
+        return s->opt.max_tick_us;
     uint32_t rows = COLD_ROWS < s->opt.max_rows ? COLD_ROWS : s->opt.max_rows;
-    double least = cost_slowest_us(&s->cost, &(struct cost_shape){.rows = rows, .n_prompt = rows, .sampled = 1});
-    return fmin(s->opt.max_tick_us, fmax(least, v->remains_us / (2.0 * s->opt.n_stages)));
+    struct cost_shape one = {.rows = rows, .n_prompt = rows}, two = {.rows = 2 * rows, .n_prompt = 2 * rows};
+    double one_us = cost_slowest_us(&s->cost, &one);
+    double overhead_us = fmax(2 * one_us - cost_slowest_us(&s->cost, &two), 0);
+    one.sampled = 1;
+    one.reads = (uint64_t)rows * v->deepest;
+    double least_us = cost_slowest_us(&s->cost, &one);
+    double best_us = overhead_us + sqrt(v->remains_us * overhead_us / (s->opt.n_stages - 1));
+    return fmin(s->opt.max_tick_us, fmax(least_us, best_us));
 }
 
 /* --- decode rows ------------------------------------------------------------------------------------------------------------ */
@@ -382,24 +400,36 @@ static double wide_tau_us(const struct sched *s, const struct survey *v, const s
     return need_us;
 }
 
-/* A wide tick delays a stream by its excess at each of the S stages. It is paid from what the share leaves of the
- * revolutions before; the bank holds at most the price of one. */
+static double excess_us(const struct sched *s, const struct cost_shape *narrow, const struct cost_shape *wide)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < s->opt.n_stages; i++)
+        sum += fmax(cost_predict_us(&s->cost, i, wide) - cost_predict_us(&s->cost, i, narrow), 0);
+    return sum;
+}
+
+/* A path of waiting passes each stage of a tick once, so a wide tick delays a stream by at most the sum of its excess over
+ * the stages. It is paid from what the share left of the revolutions before; the bank holds at most the price of one. */
 static void add_wide(const struct sched *s, const struct survey *v, struct budget *b, struct sched_plan *out)
 {
-    double rows_us = cost_slowest_us(&s->cost, &out->shape);
-    double wide_us = wide_tau_us(s, v, b, out);
-    double price_us = s->opt.n_stages * fmax(wide_us - rows_us, 0);
+    struct cost_shape narrow = out->shape;
+    uint32_t n_runs = out->n_runs;
+    double tau_us = out->tau_us;
+    out->tau_us = wide_tau_us(s, v, b, out);
+    add_pieces(s, v, b, out);
+    double price_us = SCHED_WIDE_PRICE * excess_us(s, &narrow, &out->shape);
     if (s->opt.decode_share <= 0 || s->bank_us >= price_us) {
-        out->tau_us = wide_us;
-        out->wide = 1;
-        add_pieces(s, v, b, out);
-        double excess_us = cost_slowest_us(&s->cost, &out->shape) - rows_us;
-        if (s->opt.decode_share > 0)
-            out->bank_us = s->bank_us - s->opt.n_stages * excess_us;
-    } else if (out->n_runs > 0) {
-        double saved_us = b->period_us * (1 / s->opt.decode_share - 1) / b->groups;
-        out->bank_us = fmin(s->bank_us + saved_us, price_us);
+        out->wide = out->n_runs > n_runs;
+        out->bank_us = s->opt.decode_share > 0 ? s->bank_us - price_us : 0;
+        return;
     }
+    out->shape = narrow; /* too dear yet */
+    out->n_runs = n_runs;
+    out->tau_us = tau_us;
+    out->credit_us = s->credit_us;
+    out->oldest_order = s->oldest_order;
+    if (n_runs > 0)
+        out->bank_us = fmin(s->bank_us + b->period_us * (1 / s->opt.decode_share - 1) / b->groups, price_us);
 }
 
 /* --- the plan --------------------------------------------------------------------------------------------------------------- */
@@ -434,6 +464,24 @@ static void finish_plan(const struct sched *s, const struct budget *b, struct sc
     out->revolution = b->revolution;
 }
 
+static void read_prompts(const struct sched *s, const struct survey *v, struct budget *b, struct sched_plan *out)
+{
+    if (out->shape.rows == s->opt.max_rows)
+        return;
+    add_pieces(s, v, b, out);
+    if (out->shape.n_prompt > 0)
+        return;
+    if (v->n_streams > 0) {
+        if (out->n_runs == 0)
+            add_rows(s, b, 1, out); /* the tick would be empty: rows need not wait for their revolution */
+        if (out->shape.rows < s->opt.max_rows)
+            add_wide(s, v, b, out);
+    } else { /* --max-tick-ms is less than the smallest piece takes */
+        out->tau_us = least_us(s, v, out);
+        add_pieces(s, v, b, out);
+    }
+}
+
 int sched_plan(const struct sched *s, struct sched_plan *out)
 {
     if (s->in_flight == s->window)
@@ -453,17 +501,8 @@ int sched_plan(const struct sched *s, struct sched_plan *out)
     } else {
         out->tau_us = cold_tau_us(s, &v);
     }
-    if (v.n_readers > 0 && out->shape.rows < s->opt.max_rows) {
-        add_pieces(s, &v, &b, out);
-        if (out->shape.n_prompt == 0 && v.n_streams > 0) {
-            add_wide(s, &v, &b, out);
-        } else if (out->shape.n_prompt == 0) { /* --max-tick-ms is less than the smallest piece takes */
-            out->tau_us = least_us(s, &v, out);
-            add_pieces(s, &v, &b, out);
-        }
-        if (out->n_runs == 0 && v.n_streams > 0)
-            add_rows(s, &b, 1, out); /* no piece fits: the tick would be empty */
-    }
+    if (v.n_readers > 0)
+        read_prompts(s, &v, &b, out);
     if (out->n_runs == 0)
         return 0;
     finish_plan(s, &b, out);
