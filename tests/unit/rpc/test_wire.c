@@ -1,0 +1,176 @@
+/* What needs no network: packing, hostile bytes, text fields. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "rpc/grpc/inference_wire.h"
+#include "rpc/grpc/message.h"
+#include "rpc/grpc/stage_api.h"
+
+static void wire_cut_messages_are_refused(void **state)
+{
+    struct from_stage m = {.kind = FROM_STAGE_HELLO}, got;
+    struct error err;
+    uint8_t *data;
+    size_t len, whole = 0;
+    (void)state;
+    strcpy(m.hello.host, "n0");
+    strcpy(m.hello.build, "abc");
+    assert_int_equal(stage_wire_pack_from_stage(&m, &data, &len), STATUS_OK);
+    for (size_t n = 0; n < len; n++)
+        whole += stage_wire_unpack_from_stage(data, n, NULL, &got, &err) == STATUS_OK;
+    assert_int_equal(whole, 0);
+    assert_int_equal(stage_wire_unpack_from_stage(data, len, NULL, &got, &err), STATUS_OK);
+    free(data);
+}
+
+static void wire_key_and_hash_have_their_length(void **state)
+{
+    /* ToStage{links{key: 1 byte}}, FromStage{hello{}} */
+    static const uint8_t links[] = {0x1a, 0x03, 0x22, 0x01, 0x00}, hello[] = {0x0a, 0x00};
+    struct to_stage to;
+    struct from_stage from;
+    struct error err;
+    (void)state;
+    assert_int_equal(stage_wire_unpack_to_stage(links, sizeof links, NULL, &to, &err), STATUS_PROTOCOL);
+    assert_int_equal(stage_wire_unpack_from_stage(hello, sizeof hello, NULL, &from, &err), STATUS_PROTOCOL);
+    assert_int_equal(stage_wire_unpack_to_stage(NULL, 0, NULL, &to, &err), STATUS_PROTOCOL);
+}
+
+/* Two bytes a run on the wire are over a hundred in memory: the arena's bound refuses, nothing is exhausted. */
+static void wire_message_of_many_tiny_parts_is_bounded(void **state)
+{
+    size_t n = (size_t)8 << 20;
+    uint8_t *data = malloc(n + 16), *p = data;
+    struct result *r;
+    struct from_stage got;
+    struct error err;
+    (void)state;
+    result_create(16, &r);
+    *p++ = 0x2a; /* result */
+    size_t len = n;
+    while (len > 127) {
+        *p++ = (uint8_t)(len | 128);
+        len >>= 7;
+    }
+    *p++ = (uint8_t)len;
+    for (size_t i = 0; i < n; i += 2) {
+        p[i] = 0x42; /* runs, empty */
+        p[i + 1] = 0;
+    }
+    int64_t start = clock_now_ns();
+    assert_int_equal(stage_wire_unpack_from_stage(data, (size_t)(p - data) + n, r, &got, &err), STATUS_PROTOCOL);
+    assert_true(clock_now_ns() - start < 5 * NS_PER_S);
+    result_destroy(r);
+    free(data);
+}
+
+static void wire_ids_that_do_not_match_the_rows_are_refused(void **state)
+{
+    /* ToStage{plan{n_rows 2, runs{seq 1, n 2, source IDS, ids [5]}}} */
+    static const uint8_t one_id[] = {0x22, 0x0d, 0x30, 2, 0x4a, 0x09, 0x08, 1, 0x10, 2, 0x20, 1, 0x32, 1, 5};
+    struct to_stage to;
+    struct plan *p;
+    struct error err;
+    (void)state;
+    plan_create(2, 2, 8, &p);
+    assert_int_equal(stage_wire_unpack_to_stage(one_id, sizeof one_id, p, &to, &err), STATUS_PROTOCOL);
+    assert_non_null(strstr(err.message, "ids"));
+    plan_destroy(p);
+}
+
+static void wire_plan_larger_than_its_room_is_refused(void **state)
+{
+    struct plan *big, *small;
+    struct to_stage m = {.kind = TO_STAGE_PLAN}, got;
+    uint32_t ids[100] = {0};
+    struct error err;
+    uint8_t *data;
+    size_t len;
+    (void)state;
+    plan_create(4, 200, 200, &big);
+    plan_create(4, 4, 99, &small);
+    struct plan_run r = {.seq = 1, .n = 100, .source = SOURCE_IDS};
+    plan_add_run(big, &r, ids);
+    m.plan = big;
+    assert_int_equal(stage_wire_pack_to_stage(&m, &data, &len), STATUS_OK);
+    assert_int_equal(stage_wire_unpack_to_stage(data, len, small, &got, &err), STATUS_PROTOCOL);
+    assert_int_equal(stage_wire_unpack_to_stage(data, len, big, &got, &err), STATUS_OK);
+    free(data);
+    plan_destroy(big);
+    plan_destroy(small);
+}
+
+static void wire_texts_end_at_whole_characters(void **state)
+{
+    char out[8];
+    (void)state;
+    assert_int_equal(message_utf8_prefix("ab\xe2\x82", 4), 2);
+    assert_int_equal(message_utf8_prefix("\xe2\x82\xac", 3), 3);
+    assert_int_equal(message_utf8_prefix("\xed\xa0\x80", 3), 0); /* a surrogate */
+    assert_int_equal(message_utf8_prefix("\xc1\x81", 2), 0);     /* overlong */
+    assert_int_equal(message_utf8_prefix("\xf4\x90\x80\x80", 4), 0);
+    assert_int_equal(message_utf8_prefix("\xf0\x9f\x98\x80", 4), 4);
+    field_pb(out, sizeof out, (ProtobufCBinaryData){.len = 20, .data = (uint8_t *)(uintptr_t) "0123456789abcdefghij"});
+    assert_string_equal(out, "0123456");
+    field_pb(out, sizeof out, (ProtobufCBinaryData){.len = 5, .data = (uint8_t *)(uintptr_t) "ab\0cd"});
+    assert_string_equal(out, "ab");
+    field_pb(out, sizeof out, (ProtobufCBinaryData){0, NULL});
+    assert_string_equal(out, "");
+}
+
+/* What a tick costs in packing and unpacking: printed, and far from a tick's time. */
+static void wire_plan_of_64_rows_packs_in_microseconds(void **state)
+{
+    enum { N = 2000 };
+    struct plan *p, *q;
+    struct to_stage m = {.kind = TO_STAGE_PLAN}, got;
+    struct error err;
+    uint8_t *data = NULL;
+    size_t len = 0;
+    (void)state;
+    plan_create(64, 64, 256, &p);
+    plan_create(64, 64, 256, &q);
+    p->tick = 1000000;
+    for (uint32_t i = 0; i < 64; i++) {
+        struct plan_run r = {.seq = i + 1, .n = 1, .kv_index = 4000 + i, .source = SOURCE_FROM_TICK, .from_tick = 999997,
+                             .sample = SAMPLE_LAST, .table_check = 0x89abcdef};
+        plan_add_run(p, &r, NULL);
+    }
+    m.plan = p;
+    int64_t start = clock_now_ns();
+    for (int i = 0; i < N; i++) {
+        free(data);
+        assert_int_equal(stage_wire_pack_to_stage(&m, &data, &len), STATUS_OK);
+    }
+    int64_t packed = clock_now_ns();
+    for (int i = 0; i < N; i++)
+        assert_int_equal(stage_wire_unpack_to_stage(data, len, q, &got, &err), STATUS_OK);
+    int64_t unpacked = clock_now_ns();
+    print_message("[          ] plan of 64 rows: %zu bytes, pack %.1f us, unpack %.1f us\n", len,
+                  (double)(packed - start) / N / 1e3, (double)(unpacked - packed) / N / 1e3);
+    assert_true(unpacked - start < N * NS_PER_MS);
+    free(data);
+    plan_destroy(p);
+    plan_destroy(q);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wire_cut_messages_are_refused),
+        cmocka_unit_test(wire_key_and_hash_have_their_length),
+        cmocka_unit_test(wire_message_of_many_tiny_parts_is_bounded),
+        cmocka_unit_test(wire_ids_that_do_not_match_the_rows_are_refused),
+        cmocka_unit_test(wire_plan_larger_than_its_room_is_refused),
+        cmocka_unit_test(wire_texts_end_at_whole_characters),
+        cmocka_unit_test(wire_plan_of_64_rows_packs_in_microseconds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
