@@ -653,16 +653,23 @@ enum status worker_create(const struct worker_options *o, struct worker **out, s
     return s;
 }
 
-void worker_destroy(struct worker *w)
+void worker_stop(struct worker *w)
 {
-    if (!w)
-        return;
     pthread_mutex_lock(&w->lock);
+    int was_stopped = w->inbox.stop;
     interrupt(w);
     w->inbox.stop = 1;
     pthread_cond_signal(&w->filled);
     pthread_mutex_unlock(&w->lock);
-    pthread_join(w->thread, NULL);
+    if (!was_stopped)
+        pthread_join(w->thread, NULL);
+}
+
+void worker_destroy(struct worker *w)
+{
+    if (!w)
+        return;
+    worker_stop(w);
     link_port_destroy(w->options.port);
     pthread_cond_destroy(&w->filled);
     pthread_mutex_destroy(&w->lock);

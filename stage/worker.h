@@ -42,7 +42,10 @@ struct worker_options {
 };
 
 enum status worker_create(const struct worker_options *o, struct worker **out, struct error *err);
-/* Ends the epoch and the thread; waits for a tick or a load that is under way. */
+/* Ends the epoch and the thread and gives the compute back; waits for a tick or a load that is under way. Afterwards `send` is
+ * called no more, and what is posted is dropped. */
+void worker_stop(struct worker *w);
+/* worker_stop, and the rest. */
 void worker_destroy(struct worker *w);
 
 /* What HELLO says of the model, the links and the highest epoch; the caller adds the process's own facts. */

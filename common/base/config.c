@@ -338,6 +338,13 @@ const char *config_version(void)
     return "sluice " SLUICE_VERSION " (" SLUICE_COMMIT ") backends: ref cpu";
 }
 
+const char *config_inherited(const char *name)
+{
+    char var[64];
+    snprintf(var, sizeof var, "SLUICE_%s", name);
+    return getenv(var);
+}
+
 int config_inherited_fd(const char *name)
 {
     char var[64];

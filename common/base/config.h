@@ -106,6 +106,8 @@ const char *config_version(void); /* "sluice 0.1.0 (commit) backends: ref cpu" *
 enum status config_secret(const struct config *c, char secret[65], struct error *err);
 /* The descriptor by that name that the launcher handed down (SLUICE_<NAME>_FD), or -1. */
 int config_inherited_fd(const char *name);
+/* Text by that name that the launcher handed down (SLUICE_<NAME>: INCARNATION, CORES, HOST_STAGES), or NULL. */
+const char *config_inherited(const char *name);
 /* Value i of "N" or "N0,N1,...": auto or absent gives -1. STATUS_CONFIG when it is no list of positive numbers. */
 enum status config_list_value(const char *list, int index, int64_t *out, struct error *err);
 
