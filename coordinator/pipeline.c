@@ -18,7 +18,7 @@
 #define JUMP_NS NS_PER_S            /* a longer silence of the engine is a stop of this process */
 #define LOOK_NS (250 * NS_PER_MS)   /* pipeline_time is called at least so often */
 #define BACKOFF_NS (50 * NS_PER_MS) /* after the second failed attempt, doubling */
-enum { MAX_BACKOFF_SHIFT = 5, MAX_MISSED_STEPS = 3, HEARTBEATS_MISSED = 4 };
+enum { MAX_BACKOFF_SHIFT = 6, MAX_MISSED_STEPS = 3, HEARTBEATS_MISSED = 4 };
 
 /* --- sending ------------------------------------------------------------------------------------------------------------------ */
 

@@ -1,0 +1,241 @@
+#include "pipeline_fake.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/rand.h"
+
+static void draw(void *ctx, void *bytes, size_t n)
+{
+    uint64_t *seed = ctx;
+    for (size_t i = 0; i < n; i++)
+        ((uint8_t *)bytes)[i] = (uint8_t)rand_mix((*seed)++);
+}
+
+static enum status port_send(void *ctx, const struct to_stage *m)
+{
+    struct fake *k = ctx;
+    if (k->refusing)
+        return STATUS_FULL;
+    if (m->kind == TO_STAGE_EXIT) {
+        k->exited = 1;
+        k->exit_status = m->exit.status;
+        snprintf(k->exit_message, sizeof k->exit_message, "%s", m->exit.message);
+    }
+    assert_true(k->n_inbox < FAKE_INBOX);
+    k->inbox[k->n_inbox++] = *m;
+    if (m->kind == TO_STAGE_PLAN)
+        k->tick = m->plan->tick;
+    return STATUS_OK;
+}
+
+static void port_close(void *ctx, const struct error *why)
+{
+    (void)why;
+    ((struct fake *)ctx)->open = 0;
+}
+
+void fakes_init(struct fakes *f, uint32_t n_stages)
+{
+    static uint64_t seed = 1;
+    memset(f, 0, sizeof *f);
+    log_set_levels("error,pipeline=error", NULL);
+    f->config = (struct config){.slots = 4, .kv_block = 16, .kv_blocks = -1, .kv_mib = -1, .kv_type = "f16", .heartbeat_ms = 300,
+                                .stuck_ms = 10000};
+    f->split.n_stages = f->n = n_stages;
+    for (uint32_t i = 0; i <= n_stages; i++)
+        f->split.first_layer[i] = 10 * i;
+    f->now_ns = 1000 * NS_PER_S;
+    f->next_incarnation = 100;
+    struct pipeline_options o = {.config = &f->config, .split = &f->split, .model_hash = {7}, .n_layers = 10 * n_stages,
+                                 .context = 1024, .max_rows = 256, .random = draw, .random_ctx = &seed};
+    assert_int_equal(pipeline_create(&o, &f->p), STATUS_OK);
+    assert_int_equal(plan_create(4, 4, 64, &f->plan), STATUS_OK);
+    assert_int_equal(result_create(4, &f->result), STATUS_OK);
+    for (uint32_t i = 0; i < n_stages; i++)
+        f->fake[i] = (struct fake){.all = f, .stage = i};
+}
+
+void fakes_fini(struct fakes *f)
+{
+    pipeline_destroy(f->p);
+    plan_destroy(f->plan);
+    result_destroy(f->result);
+}
+
+void fakes_events(struct fakes *f)
+{
+    struct pipeline_event ev;
+    while (pipeline_poll(f->p, &ev)) {
+        f->event = ev;
+        f->n_ready += ev.kind == PIPELINE_EVENT_READY;
+        f->n_lost += ev.kind == PIPELINE_EVENT_LOST;
+    }
+    fakes_check(f);
+}
+
+void fakes_check(struct fakes *f)
+{
+    const char *why;
+    if (!pipeline__check(f->p, &why))
+        fail_msg("%s", why);
+}
+
+struct msg_hello fake_hello(const struct fake *k)
+{
+    struct msg_hello h = {.wire_version = WIRE_VERSION, .stage = k->stage, .host = "here", .profile = "p1", .pid = 1000 + k->stage,
+                          .incarnation = k->incarnation, .highest_epoch = k->highest_epoch, .model_hash = {7},
+                          .n_layers = 10 * k->all->n};
+    snprintf(h.addresses.tcp, sizeof h.addresses.tcp, "stage%u:%llu", k->stage, (unsigned long long)k->incarnation);
+    return h;
+}
+
+enum pipeline_take fake_say(struct fake *k, const struct from_stage *m)
+{
+    enum pipeline_take take = pipeline_message(k->all->p, k->attachment, m, k->all->now_ns);
+    fakes_events(k->all);
+    return take;
+}
+
+void fake_attach(struct fake *k)
+{
+    k->incarnation = k->all->next_incarnation++;
+    struct msg_hello h = fake_hello(k);
+    fake_attach_with(k, &h);
+}
+
+void fake_open(struct fake *k)
+{
+    struct stage_port port = {k, port_send, port_close};
+    k->open = 1;
+    k->exited = k->refusing = k->mute = 0;
+    k->n_inbox = 0;
+    k->attachment = pipeline_attached(k->all->p, &port, k->all->now_ns);
+}
+
+void fake_attach_with(struct fake *k, const struct msg_hello *h)
+{
+    fake_open(k);
+    assert_true(k->attachment > 0);
+    fake_say(k, &(struct from_stage){.kind = FROM_STAGE_HELLO, .hello = *h});
+}
+
+void fake_close(struct fake *k)
+{
+    k->open = 0;
+    pipeline_closed(k->all->p, k->attachment, k->all->now_ns);
+    fakes_events(k->all);
+}
+
+int fake_next(struct fake *k, struct to_stage *m)
+{
+    if (k->n_inbox == 0)
+        return 0;
+    *m = k->inbox[0];
+    memmove(k->inbox, k->inbox + 1, --k->n_inbox * sizeof k->inbox[0]);
+    return 1;
+}
+
+static void answer_plan(struct fake *k, uint64_t tick)
+{
+    struct result *r = k->all->result;
+    if (k->stage + 1 != k->all->n)
+        return;
+    r->session = k->epoch.session;
+    r->epoch = k->epoch.epoch;
+    r->tick = tick;
+    r->status = STATUS_OK;
+    r->timing = (struct stage_timing){.tick = tick, .stage = k->stage, .compute_us = 1000};
+    r->layer_counter = ++k->layer_counter;
+    fake_say(k, &(struct from_stage){.kind = FROM_STAGE_RESULT, .result = r});
+}
+
+int fake_answer(struct fake *k)
+{
+    struct to_stage m;
+    if (!k->open || k->mute || !fake_next(k, &m))
+        return 0;
+    switch (m.kind) {
+    case TO_STAGE_ASSIGN:
+        assert_int_equal(m.assign.stage, k->stage);
+        assert_int_equal(m.assign.window, k->all->n + 1);
+        fake_say(k, &(struct from_stage){.kind = FROM_STAGE_LOADED, .loaded = {.n_blocks = 100 + k->stage}});
+        break;
+    case TO_STAGE_EPOCH:
+        assert_true(m.epoch.epoch > k->highest_epoch);
+        k->epoch = m.epoch;
+        k->highest_epoch = m.epoch.epoch;
+        k->tick = 0;
+        fake_say(k, &(struct from_stage){.kind = FROM_STAGE_ACK, .ack = m.epoch});
+        break;
+    case TO_STAGE_LINKS:
+        fake_say(k, &(struct from_stage){.kind = FROM_STAGE_READY, .ready = {m.links.session, m.links.epoch}});
+        break;
+    case TO_STAGE_PLAN: /* the plan's memory has moved on; its number is what a test needs */
+        if (k->tick > 0)
+            answer_plan(k, k->tick);
+        break;
+    case TO_STAGE_EXIT:
+        fake_close(k);
+        break;
+    }
+    return 1;
+}
+
+void fake_heartbeat(struct fake *k, int busy)
+{
+    struct msg_heartbeat h = {k->epoch.session, k->epoch.epoch, k->tick, k->layer_counter, (uint32_t)busy};
+    fake_say(k, &(struct from_stage){.kind = FROM_STAGE_HEARTBEAT, .heartbeat = h});
+}
+
+void fakes_pump(struct fakes *f)
+{
+    for (int again = 1; again;) {
+        again = 0;
+        for (uint32_t i = 0; i < f->n; i++)
+            again |= fake_answer(&f->fake[i]);
+    }
+}
+
+void fakes_sleep(struct fakes *f, int64_t ms)
+{
+    for (; ms > 0; ms -= 100) {
+        f->now_ns += (ms < 100 ? ms : 100) * NS_PER_MS;
+        for (uint32_t i = 0; i < f->n; i++)
+            if (f->fake[i].open && !f->fake[i].mute && f->fake[i].attachment)
+                fake_heartbeat(&f->fake[i], 0);
+        pipeline_time(f->p, f->now_ns);
+        fakes_events(f);
+    }
+}
+
+void fakes_settle(struct fakes *f)
+{
+    for (int round = 0; round < 400 && !pipeline_running(f->p); round++) {
+        for (uint32_t i = 0; i < f->n; i++)
+            if (!f->fake[i].open)
+                fake_attach(&f->fake[i]);
+        fakes_pump(f);
+        if (!pipeline_running(f->p))
+            fakes_sleep(f, 100);
+    }
+    assert_true(pipeline_running(f->p));
+    for (uint32_t i = 0; i < f->n; i++)
+        assert_int_equal(f->fake[i].highest_epoch, pipeline_epoch(f->p));
+}
+
+enum status fakes_send_plan(struct fakes *f)
+{
+    plan_reset(f->plan);
+    f->plan->tick = f->fake[0].tick + 1;
+    enum status s = pipeline_send(f->p, f->plan, f->now_ns);
+    fakes_events(f);
+    return s;
+}

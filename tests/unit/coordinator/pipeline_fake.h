@@ -1,0 +1,69 @@
+/* tests/unit/coordinator/pipeline_fake.h - stages that answer as told, for the pipeline machine.
+ *
+ * Purpose    S pretended stages with ports that keep what they were sent. A test delivers their answers one by one, in any
+ *            order, or lets them all answer by themselves.
+ * Ownership  fakes_init/fakes_fini.
+ * Threading  Pure.
+ * Errors     Failures of cmocka.
+ */
+#ifndef SLUICE_TESTS_PIPELINE_FAKE_H
+#define SLUICE_TESTS_PIPELINE_FAKE_H
+
+#include "common/base/config.h"
+#include "coordinator/pipeline.h"
+
+enum { FAKE_INBOX = 64, FAKE_MAX = 8 };
+
+struct fake {
+    struct fakes *all;
+    uint32_t stage;
+    uint64_t attachment, incarnation, highest_epoch, layer_counter;
+    int open;                  /* its stream stands */
+    int refusing;              /* its port takes no messages */
+    int mute;                  /* it answers nothing and sends no heartbeats */
+    uint32_t n_inbox;
+    struct to_stage inbox[FAKE_INBOX];
+    struct msg_epoch epoch;    /* of the last EPOCH it got */
+    uint64_t tick;             /* of the last PLAN it got */
+    enum status exit_status;   /* of EXIT */
+    char exit_message[200];
+    int exited;
+};
+
+struct fakes {
+    struct config config;
+    struct split split;
+    struct pipeline *p;
+    uint32_t n;
+    int64_t now_ns;
+    uint64_t next_incarnation;
+    struct fake fake[FAKE_MAX];
+    struct plan *plan;
+    struct result *result;
+    uint32_t n_ready, n_lost;  /* events */
+    struct pipeline_event event; /* the last */
+};
+
+void fakes_init(struct fakes *f, uint32_t n_stages);
+void fakes_fini(struct fakes *f);
+
+struct msg_hello fake_hello(const struct fake *k);
+void fake_open(struct fake *k);                                /* a stream that has said nothing; open stays 0 when closed */
+void fake_attach(struct fake *k);                              /* a new process: stream and HELLO */
+void fake_attach_with(struct fake *k, const struct msg_hello *h); /* the same with another HELLO */
+enum pipeline_take fake_say(struct fake *k, const struct from_stage *m);
+void fake_close(struct fake *k);
+/* Takes the oldest message out of the inbox; 0: none. */
+int fake_next(struct fake *k, struct to_stage *m);
+/* Answers its oldest message as a good stage does (the last stage answers a plan with its result). 0: none was there. */
+int fake_answer(struct fake *k);
+void fake_heartbeat(struct fake *k, int busy);
+void fakes_pump(struct fakes *f);                              /* until nobody has anything to answer */
+/* Time passes in steps of 100 ms; those that are not mute send heartbeats. */
+void fakes_sleep(struct fakes *f, int64_t ms);
+void fakes_settle(struct fakes *f);                            /* lost ones come back, and all answer, until RUNNING */
+enum status fakes_send_plan(struct fakes *f);                  /* the next tick */
+void fakes_events(struct fakes *f);                            /* polls and counts */
+void fakes_check(struct fakes *f);
+
+#endif

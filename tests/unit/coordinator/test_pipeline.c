@@ -1,0 +1,581 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/base/clock.h"
+#include "common/base/rand.h"
+#include "pipeline_fake.h"
+
+/* --- the way up ----------------------------------------------------------------------------------------------------------------------- */
+
+static void stages_attach_load_and_link_to_one_running_epoch(void **state)
+{
+    (void)state;
+    struct fakes f;
+    struct to_stage m;
+    fakes_init(&f, 2);
+    for (uint32_t i = 0; i < 2; i++)
+        fake_attach(&f.fake[i]);
+    assert_int_equal(f.fake[1].inbox[0].assign.first_layer, 10);
+    assert_int_equal(f.fake[1].inbox[0].assign.end_layer, 20);
+    assert_int_equal(f.fake[1].inbox[0].assign.context, 1024);
+    assert_string_equal(f.fake[1].inbox[0].assign.kv_type, "f16");
+    fake_answer(&f.fake[1]);
+    assert_int_equal(pipeline_state(f.p), PIPELINE_WAITING);
+    fake_answer(&f.fake[0]);
+    assert_int_equal(pipeline_state(f.p), PIPELINE_RAISING);
+    fake_answer(&f.fake[0]);
+    fake_answer(&f.fake[1]);
+    assert_int_equal(pipeline_state(f.p), PIPELINE_LINKING);
+    assert_string_equal(f.fake[0].inbox[0].links.next.tcp, "stage1:101");
+    assert_string_equal(f.fake[1].inbox[0].links.next.tcp, "stage0:100");
+    assert_memory_equal(f.fake[0].inbox[0].links.key, f.fake[1].inbox[0].links.key, 32);
+    fake_answer(&f.fake[0]);
+    assert_int_equal(f.n_ready, 0);
+    fake_answer(&f.fake[1]);
+    assert_true(pipeline_running(f.p));
+    assert_int_equal(f.n_ready, 1);
+    assert_int_equal(f.event.n_blocks, 100); /* the smallest pool */
+    assert_int_equal(pipeline_epoch(f.p), 1);
+    assert_int_equal(fake_next(&f.fake[0], &m), 0);
+    fakes_fini(&f);
+}
+
+/* Every order in which three stages can do each step: 6^4. */
+static void every_order_of_answers_leads_to_running(void **state)
+{
+    (void)state;
+    static const uint8_t order[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    for (int k = 0; k < 6 * 6 * 6 * 6; k++) {
+        struct fakes f;
+        fakes_init(&f, 3);
+        for (int i = 0; i < 3; i++)
+            fake_attach(&f.fake[order[k % 6][i]]);
+        for (int step = 0, rest = k / 6; step < 3; step++, rest /= 6)
+            for (int i = 0; i < 3; i++)
+                assert_int_equal(fake_answer(&f.fake[order[rest % 6][i]]), 1);
+        assert_true(pipeline_running(f.p));
+        assert_int_equal(f.n_ready, 1);
+        fakes_fini(&f);
+    }
+}
+
+static void the_epoch_is_above_all_that_stages_report(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    f.fake[1].highest_epoch = 41;
+    fakes_settle(&f);
+    assert_int_equal(pipeline_epoch(f.p), 42);
+    fakes_fini(&f);
+}
+
+/* --- refusals ---------------------------------------------------------------------------------------------------------------------------- */
+
+static void refused(const struct msg_hello *wrong, enum status want, const char *word)
+{
+    struct fakes f;
+    fakes_init(&f, 2);
+    fake_attach(&f.fake[0]);
+    struct fake stranger = {.all = &f, .stage = 1, .incarnation = 7};
+    struct msg_hello h = fake_hello(&stranger);
+    if (wrong->wire_version)
+        h.wire_version = wrong->wire_version;
+    if (wrong->stage)
+        h.stage = wrong->stage;
+    if (wrong->n_layers)
+        h.n_layers = wrong->n_layers;
+    if (wrong->model_hash[0])
+        h.model_hash[0] = wrong->model_hash[0];
+    if (wrong->profile[0])
+        memcpy(h.profile, wrong->profile, sizeof h.profile);
+    if (wrong->highest_epoch)
+        h.highest_epoch = wrong->highest_epoch;
+    fake_attach_with(&stranger, &h);
+    assert_true(stranger.exited);
+    assert_false(stranger.open);
+    assert_int_equal(stranger.exit_status, want);
+    assert_non_null(strstr(stranger.exit_message, word));
+    assert_int_equal(pipeline_stats(f.p).refused, 1);
+    fakes_settle(&f); /* the right one is welcome */
+    fakes_fini(&f);
+}
+
+static void whoever_does_not_fit_is_refused_by_name(void **state)
+{
+    (void)state;
+    refused(&(struct msg_hello){.wire_version = WIRE_VERSION + 1}, STATUS_CONFIG, "wire version 2");
+    refused(&(struct msg_hello){.stage = 5}, STATUS_CONFIG, "there are 2 stages");
+    refused(&(struct msg_hello){.n_layers = 21}, STATUS_BAD_MODEL, "21 layers, the coordinator's 20");
+    refused(&(struct msg_hello){.model_hash = {9}}, STATUS_BAD_MODEL, "another model file");
+    refused(&(struct msg_hello){.profile = "p2"}, STATUS_CONFIG, "numerics profile 'p2'");
+    refused(&(struct msg_hello){.highest_epoch = UINT64_MAX}, STATUS_CONFIG, "cannot be");
+}
+
+static void a_second_process_for_a_stage_is_refused_while_the_first_lives(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    struct fake second = {.all = &f, .stage = 1, .incarnation = 9};
+    struct msg_hello h = fake_hello(&second);
+    fake_attach_with(&second, &h);
+    assert_int_equal(second.exit_status, STATUS_CONFIG);
+    assert_non_null(strstr(second.exit_message, "served by pid 1001"));
+    assert_true(pipeline_running(f.p));
+    assert_int_equal(stage_table_at(pipeline_stages(f.p), 1)->restarts, 0);
+    fake_close(&f.fake[1]);
+    fake_attach_with(&second, &h); /* now it is welcome */
+    assert_int_equal(second.n_inbox, 1);
+    assert_int_equal(second.inbox[0].kind, TO_STAGE_ASSIGN);
+    assert_int_equal(stage_table_at(pipeline_stages(f.p), 1)->restarts, 1);
+    fakes_fini(&f);
+}
+
+static void a_process_that_dials_again_replaces_its_own_old_stream(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    uint64_t old = f.fake[1].attachment;
+    struct msg_hello h = fake_hello(&f.fake[1]);
+    fake_attach_with(&f.fake[1], &h);
+    f.fake[1].open = 1; /* the close was of the old stream */
+    assert_int_equal(f.n_lost, 1);
+    pipeline_closed(f.p, old, f.now_ns); /* comes late, and touches nobody */
+    fakes_settle(&f);
+    assert_int_equal(f.n_ready, 2);
+    assert_int_equal(stage_table_at(pipeline_stages(f.p), 1)->restarts, 0);
+    fakes_fini(&f);
+}
+
+static void a_stream_without_hello_is_closed(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    struct fake silent = {.all = &f, .stage = 0}, rude = {.all = &f, .stage = 0};
+    fake_open(&silent);
+    fake_open(&rude);
+    fake_say(&rude, &(struct from_stage){.kind = FROM_STAGE_HEARTBEAT});
+    assert_false(rude.open);
+    assert_int_equal(pipeline_stats(f.p).protocol_errors, 1);
+    fakes_sleep(&f, 4900);
+    assert_true(silent.open);
+    fakes_sleep(&f, 200);
+    assert_false(silent.open);
+    fakes_settle(&f);
+    fakes_fini(&f);
+}
+
+static void streams_beyond_the_bound_are_closed(void **state)
+{
+    (void)state;
+    struct fakes f;
+    static struct fake many[13];
+    fakes_init(&f, 2);
+    for (int i = 0; i < 13; i++) {
+        many[i] = (struct fake){.all = &f};
+        fake_open(&many[i]);
+        assert_int_equal(many[i].open, i < 12);
+    }
+    fakes_fini(&f);
+}
+
+/* --- losses ------------------------------------------------------------------------------------------------------------------------------- */
+
+enum loss { LOSS_CLOSED, LOSS_FAILED, LOSS_FATAL, LOSS_SILENT, LOSS_PORT, LOSS_ENGINE, N_LOSSES };
+
+static void inflict(struct fakes *f, struct fake *k, enum loss loss)
+{
+    struct from_stage m = {.kind = FROM_STAGE_FAILED,
+                           .failed = {k->epoch.session, k->epoch.epoch, 0, STATUS_LINK, "broken", loss == LOSS_FATAL}};
+    struct error why;
+    switch (loss) {
+    case LOSS_CLOSED:
+        fake_close(k);
+        break;
+    case LOSS_FAILED:
+    case LOSS_FATAL:
+        fake_say(k, &m);
+        break;
+    case LOSS_SILENT:
+        k->mute = 1;
+        fakes_sleep(f, 1400);
+        break;
+    case LOSS_PORT:
+        k->refusing = 1; /* found out at the next message to it */
+        break;
+    case LOSS_ENGINE:
+        error_set(&why, STATUS_PROTOCOL, "runs are not the plan's");
+        pipeline_fail(f->p, (int)k->stage, &why, f->now_ns);
+        fakes_events(f);
+        break;
+    default:
+        fail();
+    }
+}
+
+/* After every number of answers, every loss of every stage: the machine comes back, with a higher epoch if one was raised, and
+ * the engine hears LOST exactly if it had heard READY. */
+static void a_loss_at_any_step_ends_in_running_again(void **state)
+{
+    (void)state;
+    for (int n_answers = 0; n_answers <= 12; n_answers++)
+        for (int who = 0; who < 3; who++)
+            for (int loss = 0; loss < N_LOSSES; loss++) {
+                struct fakes f;
+                fakes_init(&f, 3);
+                for (int i = 0; i < 3; i++)
+                    fake_attach(&f.fake[i]);
+                for (int i = 0; i < n_answers && i < 9; i++)
+                    assert_int_equal(fake_answer(&f.fake[i % 3]), 1);
+                for (int i = 9; i < n_answers; i++)
+                    assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+                uint64_t epoch = pipeline_epoch(f.p);
+                int was_running = pipeline_running(f.p);
+                inflict(&f, &f.fake[who], (enum loss)loss);
+                if (loss == LOSS_PORT && was_running)
+                    (void)fakes_send_plan(&f);
+                fakes_settle(&f);
+                int survives = loss == LOSS_PORT && !was_running && f.n_lost == 0 && f.fake[who].open;
+                if (!survives && was_running && pipeline_in_flight(f.p) == 0)
+                    assert_int_equal(f.n_lost, 1);
+                assert_int_equal(f.n_ready, f.n_lost + 1);
+                assert_true(pipeline_epoch(f.p) >= epoch);
+                if (was_running && f.n_lost)
+                    assert_true(pipeline_epoch(f.p) > epoch);
+                assert_int_equal(pipeline_stats(f.p).losses, f.n_lost);
+                fakes_fini(&f);
+            }
+}
+
+static void random_losses_never_leave_the_machine_stuck(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        struct fakes f;
+        uint32_t n = 1 + seed % 5;
+        fakes_init(&f, n);
+        for (uint64_t step = 0; step < 400; step++) {
+            uint64_t r = rand_at(seed, step);
+            struct fake *k = &f.fake[r % n];
+            if (!k->open)
+                fake_attach(k);
+            else if ((r >> 8) % 24 == 0)
+                inflict(&f, k, (enum loss)((r >> 16) % N_LOSSES));
+            else if ((r >> 8) % 24 == 1)
+                fakes_sleep(&f, (int64_t)((r >> 16) % 7000));
+            else if ((r >> 8) % 24 < 4 && pipeline_running(f.p) && k->tick < 1000)
+                (void)fakes_send_plan(&f);
+            else
+                fake_answer(k);
+            fakes_check(&f);
+        }
+        fakes_settle(&f);
+        assert_int_equal(f.n_ready, f.n_lost + 1);
+        fakes_fini(&f);
+    }
+}
+
+static void attempts_that_fail_in_a_row_are_spaced_out(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    for (int i = 0; i < 2; i++)
+        fake_attach(&f.fake[i]);
+    int64_t start = f.now_ns;
+    for (int attempt = 0; attempt < 8; attempt++) {
+        while (pipeline_state(f.p) != PIPELINE_RAISING) {
+            fake_answer(&f.fake[0]);
+            fake_answer(&f.fake[1]);
+            if (pipeline_state(f.p) == PIPELINE_WAITING)
+                fakes_sleep(&f, 10);
+        }
+        struct error why;
+        error_set(&why, STATUS_LINK, "cannot connect");
+        pipeline_fail(f.p, 1, &why, f.now_ns);
+        f.fake[0].n_inbox = f.fake[1].n_inbox = 0;
+    }
+    assert_true(f.now_ns - start > 3 * NS_PER_S); /* 50 ms, doubling up to 1.6 s */
+    fakes_fini(&f);
+}
+
+/* --- deadlines ------------------------------------------------------------------------------------------------------------------------------ */
+
+static void a_step_that_is_not_answered_is_tried_again_and_its_stage_replaced(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    for (int i = 0; i < 2; i++)
+        fake_attach(&f.fake[i]);
+    fake_answer(&f.fake[0]);
+    fake_answer(&f.fake[1]);
+    assert_int_equal(pipeline_epoch(f.p), 1);
+    for (int try = 0; try < 3; try++) { /* stage 1 lives, but acknowledges nothing */
+        fake_answer(&f.fake[0]);
+        fakes_sleep(&f, 5200);
+    }
+    assert_true(f.fake[1].exited);
+    assert_false(f.fake[0].exited);
+    assert_int_equal(f.n_lost, 0); /* it never ran */
+    fakes_settle(&f);
+    fakes_fini(&f);
+}
+
+static void loading_may_take_minutes_while_heartbeats_live(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 1);
+    fake_attach(&f.fake[0]);
+    fakes_sleep(&f, 590000);
+    assert_true(f.fake[0].open);
+    fakes_sleep(&f, 20000);
+    assert_false(f.fake[0].open);
+    assert_true(f.fake[0].exited);
+    fakes_fini(&f);
+}
+
+static void a_stuck_stage_is_told_to_end_and_a_slow_one_is_not(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+    for (int i = 0; i < 300; i++) { /* 30 s, one layer every 5 s */
+        f.now_ns += 100 * NS_PER_MS;
+        f.fake[0].layer_counter += i % 50 == 0;
+        fake_heartbeat(&f.fake[0], 1);
+        fake_heartbeat(&f.fake[1], 0);
+        pipeline_time(f.p, f.now_ns);
+        fakes_events(&f);
+    }
+    assert_int_equal(f.n_lost, 0);
+    for (int i = 0; i < 110 && !f.n_lost; i++) { /* no layer any more, heartbeats go on */
+        f.now_ns += 100 * NS_PER_MS;
+        fake_heartbeat(&f.fake[0], 1);
+        fake_heartbeat(&f.fake[1], 0);
+        pipeline_time(f.p, f.now_ns);
+        fakes_events(&f);
+    }
+    assert_int_equal(f.n_lost, 1);
+    assert_int_equal(f.event.stage, 0);
+    assert_true(f.fake[0].exited);
+    assert_false(f.fake[1].exited);
+    fakes_settle(&f);
+    fakes_fini(&f);
+}
+
+static void a_tick_without_any_progress_ends_the_epoch(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    fakes_sleep(&f, 60000); /* idling is no crime */
+    assert_int_equal(f.n_lost, 0);
+    assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+    fakes_sleep(&f, 9900); /* nobody says that it is busy */
+    assert_int_equal(f.n_lost, 0);
+    fakes_sleep(&f, 300);
+    assert_int_equal(f.n_lost, 1);
+    assert_int_equal(f.event.why.status, STATUS_TIMEOUT);
+    assert_true(f.fake[0].open && f.fake[1].open);
+    fakes_settle(&f);
+    fakes_fini(&f);
+}
+
+static void a_stop_of_the_coordinator_itself_blames_nobody(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+    f.now_ns += 3600 * NS_PER_S;
+    pipeline_time(f.p, f.now_ns);
+    fakes_events(&f);
+    assert_int_equal(f.n_lost, 0);
+    assert_int_equal(pipeline_stats(f.p).clock_jumps, 1);
+    f.fake[0].mute = 1;
+    fakes_sleep(&f, 1400); /* and afterwards deadlines count again */
+    assert_int_equal(f.n_lost, 1);
+    fakes_fini(&f);
+}
+
+/* --- messages of the wrong time ------------------------------------------------------------------------------------------------------------- */
+
+static void stale_messages_are_dropped_and_counted(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    uint64_t session = pipeline_session(f.p), epoch = pipeline_epoch(f.p);
+    struct from_stage old[] = {
+        {.kind = FROM_STAGE_ACK, .ack = {session, epoch - 1}},
+        {.kind = FROM_STAGE_READY, .ready = {session + 1, epoch}},
+        {.kind = FROM_STAGE_TIMINGS, .timings = {session, epoch + 1, 0, {{0}}}},
+        {.kind = FROM_STAGE_FAILED, .failed = {session, epoch - 1, 0, STATUS_LINK, "", 0}},
+        {.kind = FROM_STAGE_RESULT, .result = f.result},
+    };
+    f.result->session = session, f.result->epoch = epoch + 7, f.result->tick = 1;
+    for (uint64_t i = 0; i < 5; i++) {
+        assert_int_equal(fake_say(&f.fake[1], &old[i]), PIPELINE_TAKEN);
+        assert_int_equal(pipeline_stats(f.p).stale, i + 1);
+    }
+    assert_true(pipeline_running(f.p));
+    assert_int_equal(pipeline_stats(f.p).protocol_errors, 0);
+    fakes_fini(&f);
+}
+
+static void messages_out_of_turn_change_nothing(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    struct msg_epoch now = {pipeline_session(f.p), pipeline_epoch(f.p)};
+    struct from_stage wrong[] = {
+        {.kind = FROM_STAGE_ACK, .ack = now},
+        {.kind = FROM_STAGE_READY, .ready = now},
+        {.kind = FROM_STAGE_LOADED, .loaded = {.n_blocks = 1}},
+        {.kind = FROM_STAGE_HELLO, .hello = fake_hello(&f.fake[0])},
+        {.kind = FROM_STAGE_TIMINGS, .timings = {now.session, now.epoch, MAX_TIMINGS + 1, {{0}}}},
+        {.kind = FROM_STAGE_TIMINGS, .timings = {now.session, now.epoch, 1, {{.stage = 1}}}},
+        {.kind = (enum from_stage_kind)99},
+    };
+    for (uint64_t i = 0; i < 7; i++) {
+        assert_int_equal(fake_say(&f.fake[0], &wrong[i]), PIPELINE_TAKEN);
+        assert_int_equal(pipeline_stats(f.p).protocol_errors, i + 1);
+    }
+    assert_true(pipeline_running(f.p));
+    assert_int_equal(f.n_lost, 0);
+    fakes_fini(&f);
+}
+
+/* --- ticks -------------------------------------------------------------------------------------------------------------------------------- */
+
+static struct result *result_of(struct fakes *f, uint64_t tick)
+{
+    f->result->session = pipeline_session(f->p);
+    f->result->epoch = pipeline_epoch(f->p);
+    f->result->tick = tick;
+    f->result->status = STATUS_OK;
+    return f->result;
+}
+
+static void plans_reach_every_stage_within_the_window_and_results_retire_them(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    assert_int_equal(fakes_send_plan(&f), STATUS_PIPELINE);
+    fakes_settle(&f);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+    assert_int_equal(f.plan->epoch, pipeline_epoch(f.p));
+    assert_int_equal(f.plan->last_stage, 1);
+    assert_int_equal(fakes_send_plan(&f), STATUS_FULL);
+    assert_int_equal(f.fake[0].n_inbox, 3);
+    assert_int_equal(f.fake[1].n_inbox, 3);
+    for (uint64_t t = 1; t <= 3; t++) {
+        struct from_stage m = {.kind = FROM_STAGE_RESULT, .result = result_of(&f, t)};
+        assert_int_equal(fake_say(&f.fake[1], &m), PIPELINE_RESULT);
+        assert_int_equal(pipeline_in_flight(f.p), 3 - t);
+    }
+    struct from_stage timings = {.kind = FROM_STAGE_TIMINGS,
+                                 .timings = {pipeline_session(f.p), pipeline_epoch(f.p), 1, {{.tick = 1, .compute_us = 5}}}};
+    assert_int_equal(fake_say(&f.fake[0], &timings), PIPELINE_TIMINGS);
+    fakes_fini(&f);
+}
+
+static void a_result_that_is_not_of_the_oldest_tick_ends_the_epoch(void **state)
+{
+    (void)state;
+    for (int wrong = 0; wrong < 4; wrong++) {
+        struct fakes f;
+        fakes_init(&f, 2);
+        fakes_settle(&f);
+        if (wrong != 3) {
+            assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+            assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+        }
+        struct from_stage m = {.kind = FROM_STAGE_RESULT, .result = result_of(&f, wrong == 0 ? 2 : 1)};
+        if (wrong == 1)
+            f.result->status = STATUS_OUT_OF_MEMORY;
+        assert_int_equal(fake_say(&f.fake[wrong == 2 ? 0 : 1], &m), PIPELINE_TAKEN);
+        assert_int_equal(f.n_lost, 1);
+        assert_int_equal(f.event.why.status, wrong == 1 ? STATUS_OUT_OF_MEMORY : STATUS_PROTOCOL);
+        assert_int_equal(pipeline_stats(f.p).protocol_errors, wrong != 1);
+        assert_true(f.fake[0].open && f.fake[1].open); /* the weights stay */
+        fakes_settle(&f);
+        fakes_fini(&f);
+    }
+}
+
+static void a_stage_without_room_for_a_block_is_refused(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 1);
+    fake_attach(&f.fake[0]);
+    fake_say(&f.fake[0], &(struct from_stage){.kind = FROM_STAGE_LOADED});
+    assert_int_equal(f.fake[0].exit_status, STATUS_OUT_OF_MEMORY);
+    fakes_fini(&f);
+}
+
+static void a_stop_tells_every_stage_to_end(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    pipeline_stop(f.p);
+    for (int i = 0; i < 2; i++) {
+        assert_true(f.fake[i].exited);
+        assert_int_equal(f.fake[i].exit_status, STATUS_OK);
+    }
+    assert_int_equal(fakes_send_plan(&f), STATUS_PIPELINE);
+    fakes_fini(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages_attach_load_and_link_to_one_running_epoch),
+        cmocka_unit_test(every_order_of_answers_leads_to_running),
+        cmocka_unit_test(the_epoch_is_above_all_that_stages_report),
+        cmocka_unit_test(whoever_does_not_fit_is_refused_by_name),
+        cmocka_unit_test(a_second_process_for_a_stage_is_refused_while_the_first_lives),
+        cmocka_unit_test(a_process_that_dials_again_replaces_its_own_old_stream),
+        cmocka_unit_test(a_stream_without_hello_is_closed),
+        cmocka_unit_test(streams_beyond_the_bound_are_closed),
+        cmocka_unit_test(a_loss_at_any_step_ends_in_running_again),
+        cmocka_unit_test(random_losses_never_leave_the_machine_stuck),
+        cmocka_unit_test(attempts_that_fail_in_a_row_are_spaced_out),
+        cmocka_unit_test(a_step_that_is_not_answered_is_tried_again_and_its_stage_replaced),
+        cmocka_unit_test(loading_may_take_minutes_while_heartbeats_live),
+        cmocka_unit_test(a_stuck_stage_is_told_to_end_and_a_slow_one_is_not),
+        cmocka_unit_test(a_tick_without_any_progress_ends_the_epoch),
+        cmocka_unit_test(a_stop_of_the_coordinator_itself_blames_nobody),
+        cmocka_unit_test(stale_messages_are_dropped_and_counted),
+        cmocka_unit_test(messages_out_of_turn_change_nothing),
+        cmocka_unit_test(plans_reach_every_stage_within_the_window_and_results_retire_them),
+        cmocka_unit_test(a_result_that_is_not_of_the_oldest_tick_ends_the_epoch),
+        cmocka_unit_test(a_stage_without_room_for_a_block_is_refused),
+        cmocka_unit_test(a_stop_tells_every_stage_to_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

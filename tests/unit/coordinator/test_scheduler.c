@@ -1,0 +1,417 @@
+#include <linux/perf_event.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "common/base/clock.h"
+#include "common/base/rand.h"
+#include "coordinator/scheduler.h"
+
+static const struct sched_options two_stages = {.n_stages = 2, .n_slots = 8, .max_rows = 128, .decode_share = 0.5,
+                                                .max_stall_us = 250e3, .max_tick_us = 250e3, .delta_us = 50, .lambda_us = 50};
+
+static struct sched *with(const struct sched_options *o, struct sched_plan **plan)
+{
+    static const struct msg_loaded costs = {.cost_rows = {1, 16, 64, 512},
+                                            .prompt_us = {4000, 4500, 9000, 70000},
+                                            .decode_us = {4100, 6000, 15000, 120000},
+                                            .attention_ns = 20};
+    struct sched *s;
+    assert_int_equal(sched_create(o, &s), STATUS_OK);
+    assert_int_equal(sched_plan_create(s, plan), STATUS_OK);
+    for (uint32_t i = 0; i < o->n_stages; i++)
+        sched_set_stage(s, i, &costs);
+    return s;
+}
+
+static void done(struct sched *s, struct sched_plan *p)
+{
+    sched_plan_destroy(p);
+    sched_destroy(s);
+}
+
+/* --- one sequence, step by step ---------------------------------------------------------------------------------------------------- */
+
+static void a_prompt_is_read_and_its_rows_follow_without_the_coordinator(void **state)
+{
+    (void)state;
+    struct sched_plan *p;
+    struct sched *s = with(&two_stages, &p);
+    struct slot_ref ref = {.slot = 3, .seq = 9};
+    assert_int_equal(sched_plan(s, p), 0);
+    assert_int_equal(sched_add(s, ref, 10, 4, 1), STATUS_OK);
+    assert_int_equal(sched_add(s, ref, 10, 4, 1), STATUS_SLOTS_BUSY);
+
+    assert_int_equal(sched_plan(s, p), 1);
+    assert_int_equal(p->tick, 1);
+    assert_int_equal(p->n_runs, 1);
+    assert_int_equal(p->runs[0].n, 10);
+    assert_int_equal(p->runs[0].kv_index, 0);
+    assert_int_equal(p->runs[0].source, SOURCE_IDS);
+    assert_int_equal(p->runs[0].sample, SAMPLE_LAST);
+    sched_commit(s, p);
+
+    assert_int_equal(sched_plan(s, p), 1); /* tick 1 is in flight: its id goes from the last stage to the first */
+    assert_int_equal(p->runs[0].n, 1);
+    assert_int_equal(p->runs[0].kv_index, 10);
+    assert_int_equal(p->runs[0].source, SOURCE_FROM_TICK);
+    assert_int_equal(p->runs[0].from_tick, 1);
+    sched_commit(s, p);
+    assert_int_equal(sched_plan(s, p), 0); /* two of its rows are in flight */
+
+    assert_int_equal(sched_retire(s, 2), STATUS_STALE);
+    assert_int_equal(sched_retire(s, 1), STATUS_OK);
+    assert_int_equal(sched_plan(s, p), 1);
+    assert_int_equal(p->runs[0].kv_index, 11);
+    assert_int_equal(p->runs[0].from_tick, 2);
+    sched_commit(s, p);
+    assert_int_equal(sched_retire(s, 2), STATUS_OK);
+    assert_int_equal(sched_retire(s, 3), STATUS_OK);
+    assert_int_equal(sched_plan(s, p), 1);
+    assert_int_equal(p->runs[0].kv_index, 12);
+    assert_int_equal(p->runs[0].source, SOURCE_IDS); /* the coordinator has its id by now */
+    sched_commit(s, p);
+    assert_int_equal(sched_plan(s, p), 0); /* ids for all four are on their way */
+    assert_int_equal(sched_last_tick(s), 4);
+    done(s, p);
+}
+
+static void an_answer_of_one_token_needs_no_row(void **state)
+{
+    (void)state;
+    struct sched_plan *p;
+    struct sched *s = with(&two_stages, &p);
+    assert_int_equal(sched_add(s, (struct slot_ref){0, 1}, 5, 1, 1), STATUS_OK);
+    assert_int_equal(sched_plan(s, p), 1);
+    sched_commit(s, p);
+    assert_int_equal(sched_plan(s, p), 0);
+    done(s, p);
+}
+
+static void a_removed_sequence_has_no_more_rows_and_its_slot_serves_another(void **state)
+{
+    (void)state;
+    struct sched_plan *p;
+    struct sched *s = with(&two_stages, &p);
+    uint32_t position, in_flight;
+    struct slot_ref first = {2, 5}, next = {2, 6};
+    assert_int_equal(sched_add(s, first, 40, 9, 1), STATUS_OK);
+    assert_int_equal(sched_plan(s, p), 1);
+    sched_commit(s, p);
+    assert_int_equal(sched_remove(s, first), STATUS_OK);
+    assert_int_equal(sched_remove(s, first), STATUS_SLOT_STALE);
+    assert_int_equal(sched_add(s, next, 7, 2, 2), STATUS_OK);
+    assert_int_equal(sched_retire(s, 1), STATUS_OK); /* of the first: touches nobody */
+    assert_int_equal(sched_progress(s, next, &position, &in_flight), STATUS_OK);
+    assert_int_equal(position + in_flight, 0);
+    assert_int_equal(sched_plan(s, p), 1);
+    assert_int_equal(p->runs[0].ref.seq, 6);
+    done(s, p);
+}
+
+static void a_paused_stream_stands_still(void **state)
+{
+    (void)state;
+    struct sched_plan *p;
+    struct sched *s = with(&two_stages, &p);
+    struct slot_ref ref = {0, 1};
+    assert_int_equal(sched_add(s, ref, 5, 100, 1), STATUS_OK);
+    assert_int_equal(sched_plan(s, p), 1);
+    sched_commit(s, p);
+    assert_int_equal(sched_pause(s, ref, 1), STATUS_OK);
+    assert_int_equal(sched_plan(s, p), 0);
+    assert_int_equal(sched_pause(s, ref, 0), STATUS_OK);
+    assert_int_equal(sched_plan(s, p), 1);
+    done(s, p);
+}
+
+static void a_reset_starts_the_ticks_anew_and_keeps_the_costs(void **state)
+{
+    (void)state;
+    struct sched_plan *p;
+    struct sched *s = with(&two_stages, &p);
+    assert_int_equal(sched_add(s, (struct slot_ref){0, 1}, 500, 100, 1), STATUS_OK);
+    double cost = 0;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(sched_plan(s, p), 1);
+        cost = i == 0 ? p->cost_us[0] : cost;
+        sched_commit(s, p);
+    }
+    assert_int_equal(sched_plan(s, p), 0); /* the window is full */
+    sched_reset(s);
+    assert_int_equal(sched_plan(s, p), 0);
+    assert_int_equal(sched_stats(s).in_flight, 0);
+    assert_int_equal(sched_retire(s, 1), STATUS_STALE);
+    assert_int_equal(sched_add(s, (struct slot_ref){0, 2}, 500, 100, 1), STATUS_OK);
+    assert_int_equal(sched_plan(s, p), 1);
+    assert_int_equal(p->tick, 1);
+    assert_true(p->cost_us[0] == cost);
+    done(s, p);
+}
+
+static void pieces_fill_tiles_unless_they_are_the_last(void **state)
+{
+    (void)state;
+    struct sched_plan *p;
+    struct sched *s = with(&two_stages, &p);
+    uint64_t oldest = 1;
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(sched_add(s, (struct slot_ref){i, i + 1}, 300 + 7 * i, 5, i), STATUS_OK);
+    int n_cut = 0;
+    while (sched_plan(s, p) || sched_stats(s).in_flight) {
+        if (sched_stats(s).in_flight == 3 || !sched_plan(s, p)) {
+            assert_int_equal(sched_retire(s, oldest++), STATUS_OK);
+            continue;
+        }
+        const struct sched_run *last = &p->runs[p->n_runs - 1];
+        if (last->is_piece && last->sample == SAMPLE_NONE) {
+            assert_int_equal(p->n_rows % SCHED_TILE_ROWS, 0);
+            n_cut++;
+        }
+        sched_commit(s, p);
+    }
+    assert_true(n_cut >= 4);
+    done(s, p);
+}
+
+/* --- random runs against a plain model ------------------------------------------------------------------------------------------------ */
+
+enum { SLOTS = 24 };
+
+struct follower {
+    struct slot_ref ref[SLOTS];
+    uint32_t n_prompt[SLOTS], n_answer[SLOTS], next[SLOTS];
+    uint64_t last[SLOTS];
+    uint64_t oldest, newest, next_seq;
+};
+
+static void follow_plan(struct follower *f, const struct sched_options *o, const struct sched_plan *p)
+{
+    uint32_t rows = 0, seen = 0;
+    assert_int_equal(p->tick, f->newest + 1);
+    assert_true(p->n_runs > 0);
+    for (uint32_t i = 0; i < p->n_runs; i++) {
+        const struct sched_run *r = &p->runs[i];
+        uint32_t s = r->ref.slot;
+        assert_int_equal(f->ref[s].seq, r->ref.seq);
+        assert_false(seen >> s & 1); /* one run a sequence */
+        seen |= 1u << s;
+        assert_int_equal(r->kv_index, f->next[s]);
+        f->next[s] += r->n;
+        rows += r->n;
+        if (r->kv_index < f->n_prompt[s]) {
+            assert_true(r->is_piece && r->source == SOURCE_IDS && f->next[s] <= f->n_prompt[s]);
+            assert_int_equal(r->sample, f->next[s] == f->n_prompt[s] ? SAMPLE_LAST : SAMPLE_NONE);
+        } else {
+            assert_true(!r->is_piece && r->n == 1 && r->sample == SAMPLE_LAST);
+            assert_true(f->next[s] <= f->n_prompt[s] + f->n_answer[s] - 1);
+            assert_int_equal(r->source, f->last[s] >= f->oldest ? SOURCE_FROM_TICK : SOURCE_IDS);
+            if (r->source == SOURCE_FROM_TICK)
+                assert_int_equal(r->from_tick, f->last[s]);
+        }
+        f->last[s] = p->tick;
+    }
+    assert_int_equal(rows, p->n_rows);
+    assert_true(rows <= o->max_rows);
+    f->newest = p->tick;
+    assert_true(f->newest - f->oldest + 1 <= o->n_stages + 1);
+}
+
+static void random_step(struct follower *f, struct sched *s, const struct sched_options *o, struct sched_plan *p, uint64_t r)
+{
+    uint32_t slot = (uint32_t)(r >> 8) % SLOTS;
+    switch (r % 8) {
+    case 0:
+    case 1:
+        if (f->ref[slot].seq)
+            break;
+        f->ref[slot] = (struct slot_ref){slot, f->next_seq++};
+        f->n_prompt[slot] = 1 + (r >> 20) % (r & 256 ? 900 : 20);
+        f->n_answer[slot] = 1 + (r >> 40) % 30;
+        f->next[slot] = 0;
+        f->last[slot] = 0;
+        assert_int_equal(sched_add(s, f->ref[slot], f->n_prompt[slot], f->n_answer[slot], f->next_seq), STATUS_OK);
+        break;
+    case 2:
+        if (f->ref[slot].seq && (f->next[slot] == f->n_prompt[slot] + f->n_answer[slot] - 1 || (r >> 40) % 16 == 0)) {
+            assert_int_equal(sched_remove(s, f->ref[slot]), STATUS_OK);
+            f->ref[slot].seq = 0;
+        }
+        break;
+    case 3:
+    case 4:
+        if (f->oldest <= f->newest) {
+            for (uint32_t i = 0; i < o->n_stages; i++)
+                sched_timing(s, i, f->oldest, 3000 + (double)(r >> 30) / 1e6);
+            assert_int_equal(sched_retire(s, f->oldest++), STATUS_OK);
+        }
+        break;
+    case 5:
+        if (f->ref[slot].seq)
+            assert_int_equal(sched_pause(s, f->ref[slot], r >> 20 & 1), STATUS_OK);
+        break;
+    default:
+        if (sched_plan(s, p)) {
+            follow_plan(f, o, p);
+            sched_commit(s, p);
+        }
+    }
+}
+
+static void rows_are_planned_once_in_order_whatever_happens(void **state)
+{
+    (void)state;
+    for (uint32_t n_stages = 1; n_stages <= 8; n_stages++) {
+        struct sched_options o = two_stages;
+        struct sched_plan *p;
+        o.n_stages = n_stages;
+        o.n_slots = SLOTS;
+        struct sched *s = with(&o, &p);
+        struct follower f = {.oldest = 1, .next_seq = 1};
+        for (uint64_t i = 0; i < 20000; i++) {
+            uint64_t r = rand_at(n_stages, i);
+            if (r % 4001 == 0) { /* the epoch changes */
+                sched_reset(s);
+                f = (struct follower){.oldest = 1, .next_seq = f.next_seq};
+            }
+            random_step(&f, s, &o, p, r);
+            const char *why;
+            if (!sched__check(s, &why))
+                fail_msg("step %d: %s", (int)i, why);
+        }
+        assert_true(f.next_seq > 100);
+        done(s, p);
+    }
+}
+
+/* --- purity and cost --------------------------------------------------------------------------------------------------------------------- */
+
+static struct sched *clone_of(const struct sched *s)
+{
+    struct sched *copy = malloc(sched_bytes(s));
+    assert_non_null(copy);
+    memcpy(copy, s, sched_bytes(s));
+    return copy;
+}
+
+static void the_same_bytes_give_the_same_plan_and_are_not_written(void **state)
+{
+    (void)state;
+    struct sched_options o = two_stages;
+    struct sched_plan *p, *q;
+    o.n_slots = SLOTS;
+    struct sched *s = with(&o, &p);
+    struct follower f = {.oldest = 1, .next_seq = 1};
+    assert_int_equal(sched_plan_create(s, &q), STATUS_OK);
+    for (uint64_t i = 0; i < 5000; i++) {
+        struct sched *copy = clone_of(s);
+        memset(q->scratch, (int)i, 2 * SLOTS * sizeof q->scratch[0]); /* what lies in the answer does not matter */
+        int a = sched_plan(s, p), b = sched_plan(copy, q);
+        assert_int_equal(a, b);
+        assert_memory_equal(copy, s, sched_bytes(s));
+        if (a) {
+            assert_int_equal(p->n_runs, q->n_runs);
+            assert_memory_equal(p->runs, q->runs, p->n_runs * sizeof p->runs[0]);
+            assert_true(p->bank_us == q->bank_us && p->credit_us == q->credit_us && p->tau_us == q->tau_us);
+        }
+        free(copy);
+        random_step(&f, s, &o, p, rand_at(77, i));
+    }
+    sched_plan_destroy(q);
+    done(s, p);
+}
+
+/* 248 streams and 8 readers, and all of them ready. */
+static struct sched *busy_scheduler(uint32_t n_stages, struct sched_plan **p)
+{
+    struct sched_options o = two_stages;
+    o.n_stages = n_stages;
+    o.n_slots = 256;
+    o.max_rows = 512;
+    struct sched *s = with(&o, p);
+    for (uint32_t i = 0; i < 248; i++)
+        assert_int_equal(sched_add(s, (struct slot_ref){i, i + 1}, 3 + i % 5, 1000, i), STATUS_OK);
+    uint64_t oldest = 1;
+    for (int i = 0; i < 400; i++) {
+        if (sched_plan(s, *p))
+            sched_commit(s, *p);
+        else
+            assert_int_equal(sched_retire(s, oldest++), STATUS_OK);
+    }
+    while (sched_stats(s).in_flight > 1)
+        assert_int_equal(sched_retire(s, oldest++), STATUS_OK);
+    for (uint32_t i = 248; i < 256; i++)
+        assert_int_equal(sched_add(s, (struct slot_ref){i, i + 1}, 5000 + i, 1000, i), STATUS_OK);
+    return s;
+}
+
+static int open_counter(void)
+{
+    struct perf_event_attr a = {.type = PERF_TYPE_HARDWARE, .size = sizeof a, .config = PERF_COUNT_HW_INSTRUCTIONS,
+                                .exclude_kernel = 1, .exclude_hv = 1};
+    return (int)syscall(SYS_perf_event_open, &a, 0, -1, -1, 0);
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+static const double SLOWER = 8; /* this build's instructions are not those of the product */
+#else
+static const double SLOWER = 1;
+#endif
+
+static void a_plan_for_256_sequences_takes_at_most_200000_instructions(void **state)
+{
+    (void)state;
+    static const uint32_t stages[] = {1, 2, 8, 64};
+    int fd = open_counter();
+    for (int k = 0; k < 4; k++) {
+        struct sched_plan *p;
+        struct sched *s = busy_scheduler(stages[k], &p);
+        double least_us = 1e9;
+        uint64_t least = UINT64_MAX;
+        for (int i = 0; i < 50; i++) {
+            uint64_t before = 0, after = 0;
+            int64_t t = clock_now_ns();
+            if (fd >= 0 && read(fd, &before, sizeof before) != sizeof before)
+                fail();
+            assert_int_equal(sched_plan(s, p), 1);
+            if (fd >= 0 && read(fd, &after, sizeof after) != sizeof after)
+                fail();
+            double us = (double)(clock_now_ns() - t) / 1e3;
+            least_us = us < least_us ? us : least_us;
+            least = after - before < least ? after - before : least;
+        }
+        if (fd >= 0)
+            print_message("%u stages: %llu instructions, %.1f us\n", stages[k], (unsigned long long)least, least_us);
+        else /* no counter on this machine: 200,000 instructions take no core longer than 200 us */
+            print_message("%u stages: %.1f us (no instruction counter here)\n", stages[k], least_us);
+        assert_true(fd >= 0 ? (double)least <= 200e3 * SLOWER : least_us <= 200 * SLOWER);
+        done(s, p);
+    }
+    if (fd >= 0)
+        close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_prompt_is_read_and_its_rows_follow_without_the_coordinator),
+        cmocka_unit_test(an_answer_of_one_token_needs_no_row),
+        cmocka_unit_test(a_removed_sequence_has_no_more_rows_and_its_slot_serves_another),
+        cmocka_unit_test(a_paused_stream_stands_still),
+        cmocka_unit_test(a_reset_starts_the_ticks_anew_and_keeps_the_costs),
+        cmocka_unit_test(pieces_fill_tiles_unless_they_are_the_last),
+        cmocka_unit_test(rows_are_planned_once_in_order_whatever_happens),
+        cmocka_unit_test(the_same_bytes_give_the_same_plan_and_are_not_written),
+        cmocka_unit_test(a_plan_for_256_sequences_takes_at_most_200000_instructions),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
