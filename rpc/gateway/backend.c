@@ -1,0 +1,180 @@
+#include "rpc/gateway/backend.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+
+#define LOG_MODULE "backend"
+#include "common/base/log.h"
+
+/* A coordinator that came back may serve another model, so the card is asked again after a silence and now and then. */
+enum { MODEL_POLL_MS = 5000, MODEL_FIRST_MS = 250, CALL_TIMEOUT_MS = 900 };
+
+struct backend {
+    struct rpc_channel *channel;
+    char secret[65], host[64];
+    uint32_t pid;
+    int64_t poll_at_ns, model_at_ns;  /* the watcher's thread */
+    atomic_int status_out, model_out; /* calls under way */
+
+    pthread_mutex_t lock; /* guards what follows */
+    struct service_status status;
+    int64_t answered_ns; /* 0: never */
+    int silent;          /* the last call failed */
+    struct model_card card;
+};
+
+static void take_bytes(char *to, size_t size, struct bytes from)
+{
+    size_t n = from.len < size - 1 ? from.len : size - 1;
+    if (n)
+        memcpy(to, from.data, n);
+    to[n] = 0;
+}
+
+static void on_status(void *ctx, const struct error *err, const struct service_status *s)
+{
+    struct backend *b = ctx;
+    int ok = err->status == STATUS_OK;
+    pthread_mutex_lock(&b->lock);
+    int was_silent = b->silent;
+    b->silent = !ok;
+    if (ok) {
+        b->status = *s;
+        b->answered_ns = clock_now_ns();
+    }
+    pthread_mutex_unlock(&b->lock);
+    if (ok && was_silent)
+        LOG_INFO("the coordinator answers");
+    else if (!ok && !was_silent)
+        LOG_WARN("the coordinator does not answer: %s", err->message);
+    atomic_store(&b->status_out, 0);
+}
+
+static void on_model(void *ctx, const struct error *err, const struct model_facts *m)
+{
+    struct backend *b = ctx;
+    if (err->status == STATUS_OK && m->n_ids > 0) {
+        struct model_card card = {.context = m->context, .created_s = m->created_s};
+        for (uint32_t i = 0; i < m->n_ids && i < MODEL_NAMES_MAX; i++)
+            take_bytes(card.names[card.n_names++], MODEL_NAME_BYTES, m->ids[i]);
+        take_bytes(card.architecture, sizeof card.architecture, m->architecture);
+        pthread_mutex_lock(&b->lock);
+        b->card = card;
+        pthread_mutex_unlock(&b->lock);
+    }
+    atomic_store(&b->model_out, 0);
+}
+
+enum status backend_create(struct rpc_loop *loop, const struct config *c, struct backend **out, struct error *err)
+{
+    struct backend *b = calloc(1, sizeof *b);
+    if (!b)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the coordinator's status");
+    pthread_mutex_init(&b->lock, NULL);
+    gethostname(b->host, sizeof b->host - 1);
+    b->pid = (uint32_t)getpid();
+    enum status s = config_secret(c, b->secret, err);
+    struct rpc_options o = {
+        .secret = b->secret, .max_message_bytes = c->max_body_mib << 20, .heartbeat_ms = (int)c->heartbeat_ms};
+    if (s == STATUS_OK)
+        s = rpc_channel_create(loop, c->coordinator, &o, &b->channel, err);
+    if (s != STATUS_OK) {
+        pthread_mutex_destroy(&b->lock);
+        free(b);
+        return s;
+    }
+    admin_set_gateway(b->channel, b->host, b->pid);
+    *out = b;
+    return STATUS_OK;
+}
+
+void backend_destroy(struct backend *b)
+{
+    while (atomic_load(&b->status_out) || atomic_load(&b->model_out))
+        nanosleep(&(struct timespec){.tv_nsec = 5 * NS_PER_MS}, NULL);
+    rpc_channel_destroy(b->channel);
+    pthread_mutex_destroy(&b->lock);
+    free(b);
+}
+
+struct rpc_channel *backend_channel(struct backend *b)
+{
+    return b->channel;
+}
+
+void backend_tick(struct backend *b, int64_t now_ns)
+{
+    struct model_card card;
+    if (now_ns >= b->poll_at_ns && !atomic_exchange(&b->status_out, 1)) {
+        b->poll_at_ns = now_ns + BACKEND_POLL_MS * NS_PER_MS;
+        if (admin_get_status(b->channel, CALL_TIMEOUT_MS, on_status, b) != STATUS_OK)
+            atomic_store(&b->status_out, 0);
+    }
+    if (now_ns >= b->model_at_ns && !atomic_exchange(&b->model_out, 1)) {
+        int known = backend_model(b, &card);
+        b->model_at_ns = now_ns + (known ? MODEL_POLL_MS : MODEL_FIRST_MS) * NS_PER_MS;
+        if (inference_get_model(b->channel, CALL_TIMEOUT_MS, on_model, b) != STATUS_OK)
+            atomic_store(&b->model_out, 0);
+    }
+}
+
+/* With the lock held. */
+static int is_ready(const struct backend *b)
+{
+    return b->answered_ns && b->status.ready && !b->status.draining &&
+           clock_now_ns() - b->answered_ns < BACKEND_SILENT_MS * NS_PER_MS;
+}
+
+int backend_ready(struct backend *b)
+{
+    pthread_mutex_lock(&b->lock);
+    int ready = is_ready(b);
+    pthread_mutex_unlock(&b->lock);
+    return ready;
+}
+
+void backend_add_self(const struct backend *b, struct service_status *s)
+{
+    for (uint32_t i = 0; i < s->n_gateways; i++)
+        if (s->gateways[i].pid == b->pid && strcmp(s->gateways[i].host, b->host) == 0)
+            return;
+    if (s->n_gateways >= STATUS_MAX_GATEWAYS)
+        return;
+    struct process_status *self = &s->gateways[s->n_gateways++];
+    snprintf(self->host, sizeof self->host, "%s", b->host);
+    self->pid = b->pid;
+}
+
+void backend_status(struct backend *b, struct service_status *out)
+{
+    pthread_mutex_lock(&b->lock);
+    *out = b->status;
+    out->ready = is_ready(b);
+    pthread_mutex_unlock(&b->lock);
+    backend_add_self(b, out);
+}
+
+int backend_model(struct backend *b, struct model_card *out)
+{
+    pthread_mutex_lock(&b->lock);
+    *out = b->card;
+    pthread_mutex_unlock(&b->lock);
+    return out->n_names > 0;
+}
+
+int model_card_find(const struct model_card *card, const char *name, size_t len)
+{
+    if (len == 0)
+        return 0;
+    for (uint32_t i = 0; i < card->n_names; i++)
+        if (strlen(card->names[i]) == len && memcmp(card->names[i], name, len) == 0)
+            return (int)i;
+    return -1;
+}

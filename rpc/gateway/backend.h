@@ -1,0 +1,44 @@
+/* rpc/gateway/backend.h - the coordinator, as the gateway sees it.
+ *
+ * Purpose    The channel, and what is known of the coordinator at any moment: its status (asked every 250 ms) and the model
+ *            it serves. So health is answered from memory, whatever the coordinator does.
+ * Ownership  backend_create/backend_destroy; the loop stays the caller's. Copies go out.
+ * Threading  Any thread; the lock inside guards the copies. backend_tick from the watcher's thread.
+ * Errors     STATUS_CONFIG for a bad address; what the coordinator does not answer shows as not ready.
+ */
+#ifndef SLUICE_RPC_GATEWAY_BACKEND_H
+#define SLUICE_RPC_GATEWAY_BACKEND_H
+
+#include "common/base/config.h"
+#include "rpc/grpc/admin_api.h"
+#include "rpc/grpc/inference_api.h"
+
+enum { BACKEND_POLL_MS = 250, BACKEND_SILENT_MS = 1000, MODEL_NAMES_MAX = 16, MODEL_NAME_BYTES = 128 };
+
+struct model_card {
+    uint32_t n_names;
+    char names[MODEL_NAMES_MAX][MODEL_NAME_BYTES]; /* the first is the default */
+    char architecture[32];
+    uint32_t context;
+    int64_t created_s;
+};
+
+struct backend;
+
+enum status backend_create(struct rpc_loop *loop, const struct config *c, struct backend **out, struct error *err);
+/* Waits for calls that are under way. Not on the loop's thread. */
+void backend_destroy(struct backend *b);
+struct rpc_channel *backend_channel(struct backend *b);
+void backend_tick(struct backend *b, int64_t now_ns);
+
+int backend_ready(struct backend *b);
+/* The last status, with ready as backend_ready has it and this gateway in the list. */
+void backend_status(struct backend *b, struct service_status *out);
+/* Puts this gateway into a status that came fresh. */
+void backend_add_self(const struct backend *b, struct service_status *s);
+/* Returns 0 while the model is not known yet. */
+int backend_model(struct backend *b, struct model_card *out);
+/* Index of a name of the card, 0 for "", or -1. */
+int model_card_find(const struct model_card *card, const char *name, size_t len);
+
+#endif

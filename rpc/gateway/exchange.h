@@ -1,0 +1,96 @@
+/* rpc/gateway/exchange.h - one HTTP request and what is answered to it.
+ *
+ * Purpose    Stands between libmicrohttpd, which pulls, and whoever makes the answer, which pushes from other threads: a
+ *            whole reply, or a stream through a bounded buffer. It suspends the connection while there is nothing to send
+ *            and resumes it when there is. It does not know paths, JSON or the coordinator.
+ * Ownership  Counted. The server holds one reference from the first header to the end of the request; an operation that
+ *            waits for somebody else holds one more. ops->fini frees the operation with the last reference.
+ * Threading  `lock` guards everything below it. Functions marked (locked) want it held. The lists of the server are taken
+ *            without it.
+ * Invariants 1. conn is not NULL exactly while libmicrohttpd knows the request; only then it may be resumed.
+ *            2. There is one reply: whole or stream. Later ones are ignored.
+ *            3. The output holds at most EXCHANGE_OUT_MAX bytes; whoever pushes stops at EXCHANGE_OUT_HIGH and goes on after
+ *               ops->room.
+ * Errors     A reply that cannot be built for want of memory ends the connection.
+ *
+ *      READING --body is whole--> WORKING --reply/begin--> ANSWERING --all read, or gone--> COMPLETED
+ *                                    \----------- the client left: gone ----------------------^
+ */
+#ifndef SLUICE_RPC_GATEWAY_EXCHANGE_H
+#define SLUICE_RPC_GATEWAY_EXCHANGE_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "common/base/buf.h"
+#include "common/base/error.h"
+#include "common/base/list.h"
+#include "rpc/gateway/auth.h"
+
+enum { EXCHANGE_OUT_HIGH = 128 << 10, EXCHANGE_OUT_LOW = 32 << 10, EXCHANGE_OUT_MAX = 8 << 20 };
+/* Socket buffer of a stream: a client that does not read is noticed by what it does not acknowledge, so the kernel must not
+ * take megabytes on its behalf. */
+enum { EXCHANGE_SNDBUF = 64 << 10 };
+
+struct exchange;
+struct gateway;
+struct route;
+
+struct exchange_ops {
+    void (*tick)(struct exchange *x, int64_t now_ns);              /* (locked) about every 50 ms */
+    void (*gone)(struct exchange *x);                              /* (locked) once: the client left */
+    void (*room)(struct exchange *x);                              /* (locked) the output fell below EXCHANGE_OUT_LOW */
+    void (*expire)(struct exchange *x, const struct error *why);   /* (locked) the process ends */
+    void (*fini)(struct exchange *x);                              /* the last reference went */
+};
+
+struct exchange {
+    struct gateway *gw;
+    uint64_t serial; /* never used twice */
+    struct list link; /* in the server's list; guarded by its lock */
+    atomic_int refs;
+    const struct route *route;
+    char request_id[132], client[CLIENT_BYTES];
+    const char *path_rest; /* what follows a route's prefix; valid while the request is being read and started */
+
+    pthread_mutex_t lock;
+    struct MHD_Connection *conn;
+    int fd;
+    const struct exchange_ops *ops;
+    void *op;
+    struct buf body;
+    size_t body_discarded;
+    int body_over, refused; /* refused: a reply was made before the body was read */
+    int started, suspended, gone, watched, completed;
+    int have_reply, streaming, ended, http;
+    int retry_after_s;
+    const char *content_type, *allow;
+    struct buf out;
+    int full; /* somebody waits for room */
+    int64_t started_ns, acked_ns, stall_check_ns;
+    uint64_t acked_bytes;
+};
+
+struct exchange *exchange_create(struct gateway *gw, struct MHD_Connection *conn);
+void exchange_retain(struct exchange *x);
+void exchange_release(struct exchange *x);
+
+/* (locked) A whole reply; what body holds is taken. */
+void exchange_reply(struct exchange *x, int http, const char *content_type, struct buf *body);
+void exchange_reply_error(struct exchange *x, const struct error *err);
+/* (locked) A stream: 200, text/event-stream. Write appends, end closes after what is there. */
+void exchange_stream_begin(struct exchange *x);
+struct buf *exchange_stream_out(struct exchange *x);
+void exchange_stream_written(struct exchange *x);
+void exchange_stream_end(struct exchange *x);
+
+/* (locked) The client left, or is thrown out. Calls ops->gone once. */
+void exchange_leave(struct exchange *x);
+/* (locked) Whether the client has acknowledged nothing for stall_ms though something is on its way. */
+int exchange_stalled(struct exchange *x, int64_t now_ns, int64_t stall_ms);
+/* (locked) Hands the reply to libmicrohttpd. */
+enum MHD_Result exchange_queue(struct exchange *x);
+
+#endif

@@ -1,0 +1,548 @@
+#include "rpc/gateway/request.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "rpc/gateway/chat_context.h"
+#include "rpc/gateway/json_in.h"
+
+enum { GENERATES = ENDPOINT_CHAT | ENDPOINT_COMPLETION, TEMPLATES = ENDPOINT_CHAT | ENDPOINT_TEMPLATE };
+enum { ANSWER_CLAMP = 0x7fffffff, ID_MAX = 0x7fffffff };
+
+/* What the table writes into before it becomes a struct request. */
+struct reading {
+    struct request *r;
+    struct error *err;
+    int stream, ignore_eos, return_token_ids, cache_prompt, add_generation_prompt;
+    int add_special, add_special_tokens, parse_special, show_special;
+    int64_t seed, top_k, deadline_ms, max_tokens, max_completion_tokens;
+    double temperature, top_p, min_p;
+    struct bytes model, user, content;
+    const char *priority, *reasoning_effort;
+    json_t *messages, *tools, *kwargs;
+    int has_seed, has_prompt, tools_off;
+};
+
+enum field_kind {
+    FIELD_BOOL,   /* int */
+    FIELD_INT,    /* int64_t, min..max */
+    FIELD_REAL,   /* double, min..max */
+    FIELD_TEXT,   /* struct bytes, at most max bytes */
+    FIELD_CHOICE, /* const char * to one of choices */
+    FIELD_SHAPE,  /* read() knows */
+};
+
+/* A field whose only built value is `neutral`: others of its range are refused with 501 by name. */
+enum { ANY = 0, ONLY_NEUTRAL = 1 };
+
+struct field {
+    const char *name;
+    unsigned endpoints;
+    enum field_kind kind;
+    double min, max;
+    size_t offset; /* in struct reading */
+    const char *choices;
+    int only;
+    double neutral;
+    enum status (*read)(struct reading *g, const char *name, json_t *v);
+    int required;
+};
+
+/* --- errors ------------------------------------------------------------------------------------------------------- */
+
+static enum status wrong_type(struct reading *g, const char *param, const char *want, const json_t *got)
+{
+    return error_param(g->err, STATUS_BAD_REQUEST, param, "invalid_type", "%s must be %s, not %s", param, want,
+                       json_in_kind(got));
+}
+
+static enum status unsupported(struct reading *g, const char *param, const char *what)
+{
+    return error_param(g->err, STATUS_UNSUPPORTED, param, "unsupported_field", "%s: %s is not supported yet", param,
+                       what);
+}
+
+static enum status no_memory(struct reading *g)
+{
+    return error_set(g->err, STATUS_OUT_OF_MEMORY, "no memory for the request");
+}
+
+static enum status copy(struct reading *g, const json_t *v, struct bytes *out)
+{
+    size_t len = json_string_length(v);
+    char *text = arena_text(&g->r->arena, json_string_value(v), len);
+    if (!text)
+        return no_memory(g);
+    *out = (struct bytes){text, len};
+    return STATUS_OK;
+}
+
+/* --- fields with a shape of their own ----------------------------------------------------------------------------- */
+
+static enum status read_messages(struct reading *g, const char *name, json_t *v)
+{
+    (void)name;
+    g->messages = v;
+    return chat_context_check_messages(v, g->err);
+}
+
+static enum status read_tools(struct reading *g, const char *name, json_t *v)
+{
+    if (!json_is_array(v))
+        return wrong_type(g, name, "an array of tools", v);
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        char param[32];
+        snprintf(param, sizeof param, "tools[%zu]", i);
+        if (!json_is_object(json_array_get(v, i)))
+            return wrong_type(g, param, "an object", json_array_get(v, i));
+    }
+    g->tools = json_array_size(v) ? v : NULL;
+    return STATUS_OK;
+}
+
+/* Tools may be shown to the model; that it must call one needs a grammar. */
+static enum status read_tool_choice(struct reading *g, const char *name, json_t *v)
+{
+    if (json_is_object(v))
+        return unsupported(g, name, "a forced tool");
+    if (!json_is_string(v))
+        return wrong_type(g, name, "a string or an object", v);
+    const char *choice = json_string_value(v);
+    if (strcmp(choice, "required") == 0)
+        return unsupported(g, name, "a forced tool");
+    if (strcmp(choice, "auto") && strcmp(choice, "none"))
+        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value",
+                           "tool_choice: '%.40s' is not allowed; auto, none or required is", choice);
+    g->tools_off = strcmp(choice, "none") == 0;
+    return STATUS_OK;
+}
+
+static enum status read_kwargs(struct reading *g, const char *name, json_t *v)
+{
+    if (!json_is_object(v))
+        return wrong_type(g, name, "an object", v);
+    g->kwargs = v;
+    return STATUS_OK;
+}
+
+static enum status read_response_format(struct reading *g, const char *name, json_t *v)
+{
+    if (!json_is_object(v))
+        return wrong_type(g, name, "an object", v);
+    const json_t *type = json_object_get(v, "type");
+    const char *text = json_is_string(type) ? json_string_value(type) : "";
+    if (strcmp(text, "text") == 0)
+        return STATUS_OK;
+    if (strcmp(text, "json_object") == 0 || strcmp(text, "json_schema") == 0)
+        return unsupported(g, name, "constrained output");
+    return error_param(g->err, STATUS_BAD_REQUEST, "response_format.type", "invalid_value",
+                       "response_format.type must be text, json_object or json_schema");
+}
+
+static enum status read_modalities(struct reading *g, const char *name, json_t *v)
+{
+    if (!json_is_array(v))
+        return wrong_type(g, name, "an array of strings", v);
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        const json_t *m = json_array_get(v, i);
+        if (!json_is_string(m))
+            return wrong_type(g, name, "an array of strings", m);
+        if (strcmp(json_string_value(m), "text"))
+            return unsupported(g, name, "output other than text");
+    }
+    return STATUS_OK;
+}
+
+static enum status read_logit_bias(struct reading *g, const char *name, json_t *v)
+{
+    if (!json_is_object(v))
+        return wrong_type(g, name, "an object", v);
+    return json_object_size(v) ? unsupported(g, name, "a bias on logits") : STATUS_OK;
+}
+
+/* A field that only other servers have built: its presence with any value asks for something that would be a guess. */
+static enum status read_unbuilt(struct reading *g, const char *name, json_t *v)
+{
+    (void)v;
+    return unsupported(g, name, "this field");
+}
+
+static enum status read_suffix(struct reading *g, const char *name, json_t *v)
+{
+    if (!json_is_string(v))
+        return wrong_type(g, name, "a string", v);
+    return json_string_length(v) ? unsupported(g, name, "text after the answer") : STATUS_OK;
+}
+
+static enum status read_stream_options(struct reading *g, const char *name, json_t *v)
+{
+    if (!json_is_object(v))
+        return wrong_type(g, name, "an object", v);
+    const json_t *usage = json_object_get(v, "include_usage");
+    if (usage && !json_is_null(usage) && !json_is_boolean(usage))
+        return wrong_type(g, "stream_options.include_usage", "true or false", usage);
+    g->r->include_usage = json_is_true(usage);
+    return STATUS_OK;
+}
+
+static enum status add_stop(struct reading *g, const char *param, const json_t *v)
+{
+    struct generate_request *q = &g->r->generate;
+    if (!json_is_string(v))
+        return wrong_type(g, param, "a string", v);
+    size_t len = json_string_length(v);
+    if (len == 0 || len > MAX_STOP_BYTES)
+        return error_param(g->err, STATUS_BAD_REQUEST, param, "invalid_value",
+                           "%s has %zu bytes; a stop string has 1 to %d", param, len, MAX_STOP_BYTES);
+    return copy(g, v, &q->stop[q->n_stops++]);
+}
+
+static enum status read_stop(struct reading *g, const char *name, json_t *v)
+{
+    if (json_is_string(v))
+        return add_stop(g, name, v);
+    if (!json_is_array(v))
+        return wrong_type(g, name, "a string or an array of strings", v);
+    if (json_array_size(v) > MAX_STOPS)
+        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value",
+                           "stop holds %zu strings; at most %d are allowed", json_array_size(v), MAX_STOPS);
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        char param[32];
+        snprintf(param, sizeof param, "stop[%zu]", i);
+        TRY(add_stop(g, param, json_array_get(v, i)));
+    }
+    return STATUS_OK;
+}
+
+/* A count of tokens of an answer: -1 is "to the end of the context", what is larger than any context is clamped. */
+static enum status read_answer_tokens(struct reading *g, const char *name, json_t *v)
+{
+    int64_t n = json_integer_value(v);
+    if (!json_is_integer(v))
+        return wrong_type(g, name, "a whole number", v);
+    if (n < -1 || n == 0)
+        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value",
+                           "%s: %lld is not allowed; 1 or more is, or -1 for the rest of the context", name,
+                           (long long)n);
+    int64_t *out = strcmp(name, "max_tokens") == 0 ? &g->max_tokens : &g->max_completion_tokens;
+    *out = n > ANSWER_CLAMP ? ANSWER_CLAMP : n;
+    return STATUS_OK;
+}
+
+/* Any 64-bit number; -1 asks for a new one, as llama.cpp's clients do. */
+static enum status read_seed(struct reading *g, const char *name, json_t *v)
+{
+    if (!json_is_integer(v))
+        return wrong_type(g, name, "a whole number", v);
+    g->seed = json_integer_value(v);
+    g->has_seed = g->seed != -1;
+    return STATUS_OK;
+}
+
+/* completions: null or a count (0 gives the chosen id's); chat: a switch. */
+static enum status read_logprobs(struct reading *g, const char *name, json_t *v)
+{
+    if (g->r->endpoint == ENDPOINT_CHAT) {
+        if (!json_is_boolean(v))
+            return wrong_type(g, name, "true or false", v);
+        return json_is_true(v) ? unsupported(g, name, "log probabilities") : STATUS_OK;
+    }
+    if (!json_is_integer(v))
+        return wrong_type(g, name, "a whole number", v);
+    int64_t n = json_integer_value(v);
+    if (n < 0 || n > 20)
+        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "%s: %lld is not allowed; 0 to 20 is",
+                           name, (long long)n);
+    return unsupported(g, name, "log probabilities");
+}
+
+static enum status read_ids(struct reading *g, const char *name, json_t *v)
+{
+    if (!json_is_array(v))
+        return wrong_type(g, name, "an array of token ids", v);
+    size_t n = json_array_size(v);
+    uint32_t *ids = arena_array(&g->r->arena, n ? n : 1, sizeof *ids);
+    if (!ids)
+        return no_memory(g);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_array_get(v, i);
+        char param[40];
+        snprintf(param, sizeof param, "%s[%zu]", name, i);
+        if (!json_is_integer(id))
+            return wrong_type(g, param, "a token id", id);
+        if (json_integer_value(id) < 0 || json_integer_value(id) > ID_MAX)
+            return error_param(g->err, STATUS_BAD_REQUEST, param, "invalid_value", "%s: %lld is no token id", param,
+                               (long long)json_integer_value(id));
+        ids[i] = (uint32_t)json_integer_value(id);
+    }
+    g->r->generate.ids = ids;
+    g->r->generate.n_ids = n;
+    return STATUS_OK;
+}
+
+/* A string, an array of ids, or an array of exactly one of these. */
+static enum status read_prompt(struct reading *g, const char *name, json_t *v)
+{
+    struct generate_request *q = &g->r->generate;
+    g->has_prompt = 1;
+    if (json_is_array(v) && (json_is_string(json_array_get(v, 0)) || json_is_array(json_array_get(v, 0)))) {
+        if (json_array_size(v) > 1)
+            return unsupported(g, name, "more than one prompt in a request");
+        v = json_array_get(v, 0);
+    }
+    if (json_is_string(v)) {
+        q->prompt = PROMPT_TEXT;
+        return copy(g, v, &q->text);
+    }
+    if (!json_is_array(v))
+        return wrong_type(g, name, "a string or an array of token ids", v);
+    if (json_array_size(v) == 0)
+        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "prompt is empty");
+    q->prompt = PROMPT_IDS;
+    return read_ids(g, name, v);
+}
+
+/* --- the table ---------------------------------------------------------------------------------------------------- */
+
+#define AT(member) .offset = offsetof(struct reading, member)
+#define NEUTRAL(value) .only = ONLY_NEUTRAL, .neutral = (value)
+
+/* clang-format off */
+static const struct field fields[] = {
+    {"messages", TEMPLATES, FIELD_SHAPE, .read = read_messages, .required = 1},
+    {"prompt", ENDPOINT_COMPLETION, FIELD_SHAPE, .read = read_prompt, .required = 1},
+    {"model", GENERATES | TEMPLATES | ENDPOINT_TOKENIZE | ENDPOINT_DETOKENIZE, FIELD_TEXT, 0, 512, AT(model)},
+    {"stream", GENERATES, FIELD_BOOL, AT(stream)},
+    {"stream_options", GENERATES, FIELD_SHAPE, .read = read_stream_options},
+    {"max_tokens", GENERATES, FIELD_SHAPE, .read = read_answer_tokens},
+    {"max_completion_tokens", GENERATES, FIELD_SHAPE, .read = read_answer_tokens},
+    {"temperature", GENERATES, FIELD_REAL, 0, 100, AT(temperature)},
+    {"top_p", GENERATES, FIELD_REAL, 0, 1, AT(top_p)},
+    {"top_k", GENERATES, FIELD_INT, -1, MAX_TOP_K, AT(top_k)},
+    {"min_p", GENERATES, FIELD_REAL, 0, 1, AT(min_p)},
+    {"seed", GENERATES, FIELD_SHAPE, .read = read_seed},
+    {"stop", GENERATES, FIELD_SHAPE, .read = read_stop},
+    {"ignore_eos", GENERATES, FIELD_BOOL, AT(ignore_eos)},
+    {"deadline_ms", GENERATES, FIELD_INT, 0, 2592000000.0, AT(deadline_ms)},
+    {"priority", GENERATES, FIELD_CHOICE, AT(priority), .choices = "interactive|batch"},
+    {"cache_prompt", GENERATES, FIELD_BOOL, AT(cache_prompt)},
+    {"return_token_ids", GENERATES, FIELD_BOOL, AT(return_token_ids)},
+    {"user", GENERATES, FIELD_TEXT, 0, 4096, AT(user)},
+    {"chat_template_kwargs", TEMPLATES, FIELD_SHAPE, .read = read_kwargs},
+    {"add_generation_prompt", TEMPLATES, FIELD_BOOL, AT(add_generation_prompt)},
+    {"reasoning_effort", TEMPLATES, FIELD_CHOICE, AT(reasoning_effort), .choices = "none|minimal|low|medium|high|xhigh"},
+    {"tools", TEMPLATES, FIELD_SHAPE, .read = read_tools},
+    {"tool_choice", TEMPLATES, FIELD_SHAPE, .read = read_tool_choice},
+    {"parallel_tool_calls", TEMPLATES, FIELD_BOOL, NEUTRAL(1)},
+    {"response_format", GENERATES, FIELD_SHAPE, .read = read_response_format},
+    {"modalities", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_modalities},
+    {"logprobs", GENERATES, FIELD_SHAPE, .read = read_logprobs},
+    {"top_logprobs", ENDPOINT_CHAT, FIELD_INT, 0, 20, NEUTRAL(0)},
+    {"n", GENERATES, FIELD_INT, 1, 128, NEUTRAL(1)},
+    {"best_of", ENDPOINT_COMPLETION, FIELD_INT, 1, 128, NEUTRAL(1)},
+    {"echo", ENDPOINT_COMPLETION, FIELD_BOOL, NEUTRAL(0)},
+    {"suffix", ENDPOINT_COMPLETION, FIELD_SHAPE, .read = read_suffix},
+    {"frequency_penalty", GENERATES, FIELD_REAL, -2, 2, NEUTRAL(0)},
+    {"presence_penalty", GENERATES, FIELD_REAL, -2, 2, NEUTRAL(0)},
+    {"repeat_penalty", GENERATES, FIELD_REAL, 0, 100, NEUTRAL(1)},
+    {"repetition_penalty", GENERATES, FIELD_REAL, 0, 100, NEUTRAL(1)},
+    {"logit_bias", GENERATES, FIELD_SHAPE, .read = read_logit_bias},
+    {"functions", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_unbuilt},
+    {"function_call", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_unbuilt},
+    {"audio", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_unbuilt},
+    {"web_search_options", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_unbuilt},
+    {"grammar", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
+    {"json_schema", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
+    {"structured_outputs", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
+    {"guided_json", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
+    {"guided_regex", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
+    {"guided_choice", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
+    {"guided_grammar", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
+    {"content", ENDPOINT_TOKENIZE, FIELD_TEXT, 0, 1e10, AT(content)},
+    {"prompt", ENDPOINT_TOKENIZE, FIELD_TEXT, 0, 1e10, AT(content)},
+    {"add_special", ENDPOINT_TOKENIZE, FIELD_BOOL, AT(add_special)},
+    {"add_special_tokens", ENDPOINT_TOKENIZE, FIELD_BOOL, AT(add_special)},
+    {"parse_special", ENDPOINT_TOKENIZE, FIELD_BOOL, AT(parse_special)},
+    {"with_pieces", ENDPOINT_TOKENIZE, FIELD_BOOL, NEUTRAL(0)},
+    {"tokens", ENDPOINT_DETOKENIZE, FIELD_SHAPE, .read = read_ids, .required = 1},
+    {"show_special", ENDPOINT_DETOKENIZE, FIELD_BOOL, AT(show_special)},
+};
+/* clang-format on */
+
+static enum status check_neutral(struct reading *g, const struct field *f, double value)
+{
+    if (f->only == ANY || value == f->neutral)
+        return STATUS_OK;
+    return error_param(g->err, STATUS_UNSUPPORTED, f->name, "unsupported_field",
+                       "%s: a value other than %g is not supported yet", f->name, f->neutral);
+}
+
+static enum status out_of_range(struct reading *g, const struct field *f, const char *value)
+{
+    return error_param(g->err, STATUS_BAD_REQUEST, f->name, "invalid_value", "%s: %s is not allowed; %.0f to %.0f is",
+                       f->name, value, f->min, f->max);
+}
+
+static enum status read_number(struct reading *g, const struct field *f, const json_t *v)
+{
+    char *slot = f->only == ANY ? (char *)g + f->offset : NULL, text[40];
+    double value = json_number_value(v);
+    if (f->kind == FIELD_INT ? !json_is_integer(v) : !json_is_number(v))
+        return wrong_type(g, f->name, f->kind == FIELD_INT ? "a whole number" : "a number", v);
+    if (json_is_integer(v))
+        snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
+    else
+        snprintf(text, sizeof text, "%g", value);
+    if (!(value >= f->min && value <= f->max))
+        return out_of_range(g, f, text);
+    if (slot && f->kind == FIELD_INT)
+        *(int64_t *)(void *)slot = json_integer_value(v);
+    else if (slot)
+        *(double *)(void *)slot = value;
+    return check_neutral(g, f, value);
+}
+
+static enum status read_choice(struct reading *g, const struct field *f, const json_t *v)
+{
+    if (!json_is_string(v))
+        return wrong_type(g, f->name, "a string", v);
+    const char *value = json_string_value(v);
+    size_t n = strlen(value);
+    for (const char *p = f->choices; *p;) {
+        size_t len = strcspn(p, "|");
+        if (len == n && n == json_string_length(v) && memcmp(p, value, n) == 0) {
+            char *text = arena_text(&g->r->arena, value, n);
+            *(const char **)(void *)((char *)g + f->offset) = text;
+            return text ? STATUS_OK : no_memory(g);
+        }
+        p += len + (p[len] == '|');
+    }
+    return error_param(g->err, STATUS_BAD_REQUEST, f->name, "invalid_value", "%s: '%.40s' is not allowed; one of %s is",
+                       f->name, value, f->choices);
+}
+
+static enum status read_field(struct reading *g, const struct field *f, json_t *v)
+{
+    char *slot = (char *)g + f->offset;
+    switch (f->kind) {
+    case FIELD_SHAPE:
+        return f->read(g, f->name, v);
+    case FIELD_INT:
+    case FIELD_REAL:
+        return read_number(g, f, v);
+    case FIELD_CHOICE:
+        return read_choice(g, f, v);
+    case FIELD_BOOL:
+        if (!json_is_boolean(v))
+            return wrong_type(g, f->name, "true or false", v);
+        if (f->only == ANY)
+            *(int *)(void *)slot = json_is_true(v);
+        return check_neutral(g, f, json_is_true(v));
+    case FIELD_TEXT:
+        if (!json_is_string(v))
+            return wrong_type(g, f->name, "a string", v);
+        if ((double)json_string_length(v) > f->max)
+            return error_param(g->err, STATUS_BAD_REQUEST, f->name, "invalid_value",
+                               "%s has %zu bytes; at most %.0f are allowed", f->name, json_string_length(v), f->max);
+        return copy(g, v, (struct bytes *)(void *)slot);
+    }
+    return STATUS_INTERNAL;
+}
+
+static enum status read_fields(struct reading *g, json_t *root)
+{
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
+        const struct field *f = &fields[i];
+        if (!(f->endpoints & g->r->endpoint))
+            continue;
+        json_t *v = json_object_get(root, f->name);
+        if (v && !json_is_null(v))
+            TRY(read_field(g, f, v));
+        else if (f->required)
+            return error_param(g->err, STATUS_BAD_REQUEST, f->name, "missing_field", "%s is missing", f->name);
+    }
+    return STATUS_OK;
+}
+
+/* --- from fields to a request ------------------------------------------------------------------------------------- */
+
+static enum status join_limits(struct reading *g)
+{
+    struct generate_request *q = &g->r->generate;
+    int64_t a = g->max_tokens, b = g->max_completion_tokens;
+    if (a && b && a != b)
+        return error_param(g->err, STATUS_BAD_REQUEST, "max_tokens", "invalid_value",
+                           "max_tokens (%lld) and max_completion_tokens (%lld) differ; give one", (long long)a,
+                           (long long)b);
+    q->max_tokens = a ? a : b ? b : -1;
+    return STATUS_OK;
+}
+
+static enum status finish(struct reading *g)
+{
+    struct request *r = g->r;
+    struct generate_request *q = &r->generate;
+    TRY(join_limits(g));
+    r->model = g->model;
+    r->stream = g->stream;
+    r->return_token_ids = g->return_token_ids;
+    r->content = g->content;
+    r->add_special = g->add_special;
+    r->parse_special = g->parse_special;
+    r->show_special = g->show_special;
+    q->sampler = (struct sampler_params){.temperature = (float)g->temperature,
+                                         .top_p = (float)g->top_p,
+                                         .min_p = (float)g->min_p,
+                                         .top_k = g->top_k > 0 ? (uint32_t)g->top_k : 0,
+                                         .seed = g->has_seed ? (uint64_t)g->seed : 0};
+    q->has_seed = g->has_seed;
+    q->ignore_eos = g->ignore_eos;
+    q->batch_priority = g->priority && strcmp(g->priority, "batch") == 0;
+    q->deadline_ms = g->deadline_ms;
+    q->no_cache = !g->cache_prompt;
+    if (r->endpoint == ENDPOINT_TOKENIZE && !r->content.data)
+        return error_param(g->err, STATUS_BAD_REQUEST, "content", "missing_field", "content is missing");
+    if (!(r->endpoint & TEMPLATES))
+        return STATUS_OK;
+    q->prompt = PROMPT_CHAT;
+    return chat_context_write(&(struct chat_context){.messages = g->messages,
+                                                     .tools = g->tools_off ? NULL : g->tools,
+                                                     .kwargs = g->kwargs,
+                                                     .add_generation_prompt = g->add_generation_prompt,
+                                                     .reasoning_effort = g->reasoning_effort},
+                              &r->arena, &q->chat_json, g->err);
+}
+
+void request_init(struct request *r, enum endpoint endpoint, size_t body_len)
+{
+    *r = (struct request){.endpoint = endpoint};
+    /* Ids take 4 bytes for at least 2 of text; chat_json is the body again, with escapes that the body may have had
+     * raw. */
+    arena_init(&r->arena, (1u << 20) + 8 * body_len);
+}
+
+enum status request_parse(struct request *r, const char *body, size_t len, struct error *err)
+{
+    json_t *root;
+    TRY(json_in_parse(body, len, &root, err));
+    struct reading g = {.r = r,
+                        .err = err,
+                        .temperature = 1,
+                        .top_p = 1,
+                        .cache_prompt = 1,
+                        .add_generation_prompt = -1,
+                        .parse_special = 1,
+                        .show_special = 1};
+    enum status s = read_fields(&g, root);
+    if (s == STATUS_OK)
+        s = finish(&g);
+    json_decref(root);
+    return s;
+}
+
+void request_fini(struct request *r)
+{
+    arena_fini(&r->arena);
+}
