@@ -15,10 +15,6 @@ struct bpe_symbol {
     uint32_t prev, next;
 };
 
-struct bpe_pair {
-    uint32_t rank, at;
-};
-
 enum status bpe_init(struct bpe *b, size_t n_merges)
 {
     size_t size = 16;
@@ -99,35 +95,40 @@ static size_t merge_short(const struct bpe *b, uint32_t *ids, size_t n)
     return n;
 }
 
-static int before(struct bpe_pair a, struct bpe_pair b)
+/* A heap entry is rank and place in one number: what comes first is smaller. Four children to a node: half the levels of a
+ * binary heap, and the children of one node share a cache line. */
+static uint64_t entry(uint32_t rank, uint32_t at)
 {
-    return a.rank != b.rank ? a.rank < b.rank : a.at < b.at;
+    return (uint64_t)rank << 32 | at;
 }
 
-static void sift_down(struct bpe_pair *heap, size_t n, size_t i)
+static void sift_down(uint64_t *heap, size_t n, size_t i)
 {
-    struct bpe_pair moving = heap[i];
-    for (size_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && before(heap[child + 1], heap[child]))
-            child++;
-        if (!before(heap[child], moving))
+    uint64_t moving = heap[i];
+    for (size_t first; (first = 4 * i + 1) < n;) {
+        size_t end = first + 4 < n ? first + 4 : n, least = first;
+        for (size_t c = first + 1; c < end; c++)
+            if (heap[c] < heap[least])
+                least = c;
+        if (heap[least] >= moving)
             break;
-        heap[i] = heap[child];
+        heap[i] = heap[least];
+        i = least;
     }
     heap[i] = moving;
 }
 
-static void push(struct bpe_scratch *s, struct bpe_pair pair)
+static void push(struct bpe_scratch *s, uint64_t e)
 {
     size_t i = s->n_heap++;
-    for (; i > 0 && before(pair, s->heap[(i - 1) / 2]); i = (i - 1) / 2)
-        s->heap[i] = s->heap[(i - 1) / 2];
-    s->heap[i] = pair;
+    for (; i > 0 && e < s->heap[(i - 1) / 4]; i = (i - 1) / 4)
+        s->heap[i] = s->heap[(i - 1) / 4];
+    s->heap[i] = e;
 }
 
-static struct bpe_pair pop(struct bpe_scratch *s)
+static uint64_t pop(struct bpe_scratch *s)
 {
-    struct bpe_pair top = s->heap[0];
+    uint64_t top = s->heap[0];
     s->heap[0] = s->heap[--s->n_heap];
     if (s->n_heap)
         sift_down(s->heap, s->n_heap, 0);
@@ -140,7 +141,7 @@ static void rank_pair(const struct bpe *b, struct bpe_scratch *s, uint32_t at)
     struct bpe_symbol *left = &s->symbols[at];
     left->rank = left->next == NO_SYMBOL ? NO_RANK : rank_of(b, left->id, s->symbols[left->next].id);
     if (left->rank != NO_RANK)
-        push(s, (struct bpe_pair){.rank = left->rank, .at = at});
+        push(s, entry(left->rank, at));
 }
 
 static enum status scratch_reserve(struct bpe_scratch *s, size_t n, struct work *work)
@@ -176,9 +177,9 @@ static enum status fill(const struct bpe *b, struct bpe_scratch *s, const char *
         TRY(work_step(work, 1));
         s->symbols[i].rank = rank_of(b, s->symbols[i].id, s->symbols[i + 1].id);
         if (s->symbols[i].rank != NO_RANK)
-            s->heap[s->n_heap++] = (struct bpe_pair){.rank = s->symbols[i].rank, .at = (uint32_t)i};
+            s->heap[s->n_heap++] = entry(s->symbols[i].rank, (uint32_t)i);
     }
-    for (size_t i = s->n_heap / 2; i-- > 0;) {
+    for (size_t i = s->n_heap / 4 + 1; i-- > 0 && s->n_heap;) {
         TRY(work_step(work, 1));
         sift_down(s->heap, s->n_heap, i);
     }
@@ -191,17 +192,18 @@ static enum status merge_long(const struct bpe *b, struct bpe_scratch *s, struct
 {
     while (s->n_heap) {
         TRY(work_step(work, 1));
-        struct bpe_pair top = pop(s);
-        struct bpe_symbol *left = &s->symbols[top.at];
-        if (left->id == VOCAB_NO_ID || left->rank != top.rank)
+        uint64_t top = pop(s);
+        uint32_t at = (uint32_t)top;
+        struct bpe_symbol *left = &s->symbols[at];
+        if (left->id == VOCAB_NO_ID || left->rank != top >> 32)
             continue; /* stale: this place was merged since */
         struct bpe_symbol *right = &s->symbols[left->next];
         left->id = probe(b, left->id, right->id)->id;
         right->id = VOCAB_NO_ID;
         left->next = right->next;
         if (left->next != NO_SYMBOL)
-            s->symbols[left->next].prev = top.at;
-        rank_pair(b, s, top.at);
+            s->symbols[left->next].prev = at;
+        rank_pair(b, s, at);
         if (left->prev != NO_SYMBOL)
             rank_pair(b, s, left->prev);
     }

@@ -30,10 +30,9 @@ struct bpe {
 };
 
 struct bpe_symbol;
-struct bpe_pair;
 struct bpe_scratch {
     struct bpe_symbol *symbols; /* [size] */
-    struct bpe_pair *heap;      /* [2 * size] */
+    uint64_t *heap;             /* [2 * size] */
     size_t size, n_heap;
 };
 

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text/utf8.h"
+
 static int compare(const void *pa, const void *pb, void *context)
 {
     const struct vocab *v = context;
@@ -19,9 +21,12 @@ static int same_text(const struct vocab *v, uint32_t a, uint32_t b)
     return v->raw[a].len == v->raw[b].len && memcmp(v->raw[a].data, v->raw[b].data, v->raw[a].len) == 0;
 }
 
+/* A name that is not UTF-8 could cut a character of the text in two: it is never looked for. */
 static int is_special(const struct vocab *v, uint32_t id)
 {
-    return v->raw[id].len && (vocab_is_control(v, id) || v->kind[id] == TOKEN_USER_DEFINED);
+    struct text name = v->raw[id];
+    return name.len && (vocab_is_control(v, id) || v->kind[id] == TOKEN_USER_DEFINED) &&
+           utf8_valid_len(name.data, name.len) == name.len;
 }
 
 static enum status collect(struct special *s, struct error *err)

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "cases.h"
-#include "common/base/clock.h"
 #include "vectors.h"
 
 static struct vocabulary smollm2;
@@ -40,9 +39,9 @@ static double seconds_for(const char *unit, size_t len)
     size_t n;
     for (size_t i = 0; i < len; i++)
         text[i] = unit[i % strlen(unit)];
-    int64_t start = clock_now_ns();
+    double start = cpu_seconds();
     assert_int_equal(tokenizer_encode(smollm2.tokenizer, text, len, 0, INT64_MAX, ids, len, &n, NULL), STATUS_OK);
-    double seconds = (double)(clock_now_ns() - start) / 1e9;
+    double seconds = cpu_seconds() - start;
     free(text);
     free(ids);
     return seconds;
@@ -65,8 +64,8 @@ static void a_megabyte_of_one_letter_takes_under_two_seconds_and_in_proportion(v
     double half = best_of_three("a", 500000), whole = best_of_three("a", 1000000), spaces = best_of_three(" ", 1000000);
     print_message("0.5 MB of a: %.3f s, 1 MB: %.3f s, 1 MB of spaces: %.3f s, 1 MB of words: %.3f s\n", half, whole, spaces,
                   best_of_three("The server holds its state. ", 1000000));
-    assert_true(whole < 2);
-    assert_true(spaces < 2);
+    assert_true(whole < 2 * SLOWER);
+    assert_true(spaces < 2 * SLOWER);
     assert_true(whole <= 2.5 * half);
 }
 

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/text/detokenizer.h"
 
@@ -130,6 +131,13 @@ int vectors_each_line(const char *name, void (*check)(json_t *line, void *contex
     free(line);
     fclose(f);
     return n;
+}
+
+double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
 uint32_t *encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, size_t *n)

@@ -30,6 +30,15 @@ void unquote_big_integers(char *json);
 /* Calls check(line) for each line of a JSON-lines file; returns how many there were. */
 int vectors_each_line(const char *name, void (*check)(json_t *line, void *context), void *context);
 
+/* Seconds of this thread's CPU time: bounds hold on a busy machine too. */
+double cpu_seconds(void);
+/* How much slower this build is than a plain one. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SLOWER 5
+#else
+#define SLOWER 1
+#endif
+
 /* Ids of text or a failed assertion; free() them. */
 uint32_t *encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, size_t *n);
 /* All ids at once; free() it. */
