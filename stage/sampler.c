@@ -12,6 +12,7 @@
 enum {
     BINS_PER_OCTAVE = 16,
     N_BINS = 125 * BINS_PER_OCTAVE + 2, /* the last: weight 0 */
+    NEAR_OCTAVES = 12, /* limits are looked for among weights above 2^-12 first: some hundred tokens of most rows */
     SUM_LANES = 8,
     SUM_BLOCK = 512, /* ids of one partial sum of the final draw */
 };
@@ -19,6 +20,8 @@ enum {
 #define MAX_SCALE 0x1p100f /* a temperature near 0 must not make 0 * inf */
 
 struct scratch {
+    uint32_t *near;     /* [n_vocab] ids of the tokens looked at, ascending */
+    float *near_logit;  /* [n_vocab] */
     float *weight;      /* [n_vocab rounded up to SUM_BLOCK], 0 behind the end */
     uint32_t *heap;     /* [n_vocab] ids of one bin */
     double *block_sum;  /* [n_vocab / SUM_BLOCK + 1] */
@@ -42,6 +45,8 @@ static size_t scratch_layout(uint32_t n_vocab, void *base, struct scratch *s)
             s->field = (void *)(p + at);                                                                               \
         at += ((n) * sizeof *s->field + 63) / 64 * 64;                                                                 \
     } while (0)
+    TAKE(near, (size_t)n_vocab);
+    TAKE(near_logit, (size_t)n_vocab);
     TAKE(weight, padded);
     TAKE(heap, (size_t)n_vocab);
     TAKE(block_sum, (size_t)padded / SUM_BLOCK);
@@ -59,39 +64,29 @@ size_t sampler_scratch_bytes(uint32_t n_vocab)
 
 /* --- the peak --------------------------------------------------------------------------------------------------------- */
 
+/* Orders floats as integers (NaNs lie outside the infinities), which compilers turn into vectors without leave to reorder. */
+static inline int32_t order_key(float x)
+{
+    int32_t i = (int32_t)math_bits(x);
+    return i ^ (int32_t)((uint32_t)(i >> 31) >> 1);
+}
+
 struct logit_peak sampler_scan(const float *logits, uint32_t first, uint32_t end)
 {
-    enum { LANES = 16 };
-    float max[LANES], sum[LANES]; /* sum: x - x is 0 for a finite x, NaN for NaN and infinities */
-    uint32_t nan = 0, i = first;
-    for (int l = 0; l < LANES; l++) {
-        max[l] = -INFINITY;
-        sum[l] = 0;
-    }
-    for (; i + LANES <= end; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            float x = logits[i + (uint32_t)l];
-            max[l] = x > max[l] ? x : max[l];
-            sum[l] += x - x;
-        }
-    for (; i < end; i++) {
-        max[0] = logits[i] > max[0] ? logits[i] : max[0];
-        sum[0] += logits[i] - logits[i];
-    }
+    int32_t max = order_key(-INFINITY), min = order_key(INFINITY);
     struct logit_peak p = {.max = -INFINITY, .id = end};
-    int unusual = 0;
-    for (int l = 0; l < LANES; l++) {
-        p.max = max[l] > p.max ? max[l] : p.max;
-        unusual |= sum[l] != 0;
+    for (uint32_t i = first; i < end; i++) {
+        int32_t key = order_key(logits[i]);
+        max = key > max ? key : max;
+        min = key < min ? key : min;
     }
-    for (i = first; unusual && i < end; i++) /* an infinity is no NaN */
-        nan |= logits[i] != logits[i];
-    for (i = first; i < end; i++)
+    p.nan = max > order_key(INFINITY) || min < order_key(-INFINITY);
+    p.max = p.nan ? 0 : math_from_bits((uint32_t)max ^ (uint32_t)(max >> 31) >> 1);
+    for (uint32_t i = first; i < end; i++)
         if (logits[i] == p.max) {
             p.id = i;
             break;
         }
-    p.nan = nan != 0;
     return p;
 }
 
@@ -150,6 +145,8 @@ struct cut {
     float logit;
     uint32_t id;
 };
+
+static const struct cut keep_all = {.logit = -INFINITY, .id = UINT32_MAX};
 
 static int precedes(const float *logits, uint32_t a, uint32_t b)
 {
@@ -211,11 +208,11 @@ static void fill_bins(struct row *r)
 }
 
 /* The tokens of one bin that `limit` keeps, as a heap. */
-static uint32_t heap_of_bin(struct row *r, uint32_t bin, const struct cut *limit)
+static uint32_t heap_of_bin(struct row *r, uint32_t bin, struct cut limit)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < r->n; i++)
-        if (bin_of(r->logits[i], r->max, r->scale) == bin && (!limit || is_kept(*limit, r->logits[i], i)))
+        if (bin_of(r->logits[i], r->max, r->scale) == bin && is_kept(limit, r->logits[i], i))
             r->s.heap[n++] = i;
     for (uint32_t i = n / 2; i-- > 0;)
         heap_sink(r->s.heap, n, i, r->logits);
@@ -231,7 +228,7 @@ static struct cut cut_top_k(struct row *r, uint32_t k, double *mass)
         before += r->s.bin_n[bin];
         *mass += r->s.bin_sum[bin++];
     }
-    uint32_t n = heap_of_bin(r, bin, NULL), last = 0;
+    uint32_t n = heap_of_bin(r, bin, keep_all), last = 0;
     for (uint32_t taken = before; taken < k; taken++) {
         last = heap_pop(r->s.heap, &n, r->logits);
         *mass += r->s.weight[last];
@@ -240,9 +237,9 @@ static struct cut cut_top_k(struct row *r, uint32_t k, double *mass)
 }
 
 /* Keeps the shortest prefix whose weight reaches `want`; at most what `limit` keeps, at least one token. */
-static struct cut cut_top_p(struct row *r, double want, const struct cut *limit)
+static struct cut cut_top_p(struct row *r, double want, struct cut limit)
 {
-    uint32_t bin = 0, last_bin = limit ? bin_of(limit->logit, r->max, r->scale) : N_BINS - 1;
+    uint32_t bin = 0, last_bin = bin_of(limit.logit, r->max, r->scale);
     double mass = 0;
     while (bin < last_bin && mass + r->s.bin_sum[bin] < want)
         mass += r->s.bin_sum[bin++];
@@ -282,26 +279,90 @@ static double total_of_blocks(struct scratch *s, uint32_t n)
     return total;
 }
 
-/* The first id, ascending, at which the sum of weights passes u of the whole; u in [0, 1). */
-static uint32_t pick(struct scratch *s, uint32_t n, double u, uint32_t fallback)
+/* The best token's weight is 1, so it stays whatever min_p says. */
+static void drop_below_min_p(struct row *r, const struct sampler_params *p)
 {
-    double want = u * total_of_blocks(s, n), sum = 0;
-    uint32_t n_blocks = round_up(n, SUM_BLOCK) / SUM_BLOCK, last = fallback;
+    float least = p->min_p < 1 ? p->min_p : 1;
+    for (uint32_t i = 0; least > 0 && i < r->n; i++)
+        r->s.weight[i] = r->s.weight[i] < least ? 0 : r->s.weight[i];
+}
+
+/* In [0, 1), 53 bits. */
+static double uniform(const struct sampler_params *p, uint32_t position)
+{
+    return (double)(rand_at(p->seed, position) >> 11) * 0x1p-53;
+}
+
+/* The first token, ascending, at which the sum of weights passes u of the whole. */
+static uint32_t pick(struct row *r, double u)
+{
+    double want = u * total_of_blocks(&r->s, r->n), sum = 0;
+    uint32_t n_blocks = round_up(r->n, SUM_BLOCK) / SUM_BLOCK, last = 0;
     for (uint32_t b = 0; b < n_blocks; b++) {
-        if (sum + s->block_sum[b] <= want) {
-            sum += s->block_sum[b];
+        if (sum + r->s.block_sum[b] <= want) {
+            sum += r->s.block_sum[b];
             continue;
         }
         for (uint32_t i = b * SUM_BLOCK; i < (b + 1) * SUM_BLOCK; i++) {
-            if (s->weight[i] == 0)
+            if (r->s.weight[i] == 0)
                 continue;
             last = i;
-            sum += s->weight[i];
+            sum += (double)r->s.weight[i];
             if (sum > want)
                 return i;
         }
     }
     return last; /* rounding: the last token with a weight that was looked at */
+}
+
+/* --- limits ----------------------------------------------------------------------------------------------------------- */
+
+/* Lists the tokens within NEAR_OCTAVES of the best, or all, ids ascending, and makes a row of them alone. */
+static struct row near_row(struct row *r, int all)
+{
+    struct row near = *r;
+    near.n = 0;
+    near.logits = r->s.near_logit;
+    for (uint32_t i = 0; i < r->n; i++) {
+        r->s.near[near.n] = i;
+        r->s.near_logit[near.n] = r->logits[i];
+        near.n += (uint32_t)(all | ((r->max - r->logits[i]) * r->scale < NEAR_OCTAVES));
+    }
+    return near;
+}
+
+static double total_weight(struct row *r)
+{
+    compute_weights(&r->s, r->logits, r->n, r->max, r->scale);
+    return total_of_blocks(&r->s, r->n);
+}
+
+/* Sets the weights of what top-k and top-p drop to 0. whole: the weight of all tokens, for top-p without top-k. */
+static void apply_limits(struct row *r, const struct sampler_params *p, int has_k, double whole)
+{
+    struct cut c = keep_all;
+    fill_bins(r);
+    if (has_k)
+        c = cut_top_k(r, p->top_k, &whole);
+    if (p->top_p < 1) /* cuts inside what top-k kept */
+        c = cut_top_p(r, (double)p->top_p * whole, c);
+    for (uint32_t i = 0; i < r->n; i++)
+        if (!is_kept(c, r->logits[i], i))
+            r->s.weight[i] = 0;
+}
+
+static uint32_t draw_limited(struct row *r, const struct sampler_params *p, uint32_t position, int has_k)
+{
+    double whole = has_k ? 0 : total_weight(r);
+    struct row near = near_row(r, 0);
+    double mass = total_weight(&near);
+    if (has_k ? near.n < p->top_k : mass < (double)p->top_p * whole) { /* a flat row: the limit lies farther out */
+        near = near_row(r, 1);
+        total_weight(&near);
+    }
+    apply_limits(&near, p, has_k, whole);
+    drop_below_min_p(&near, p);
+    return r->s.near[pick(&near, uniform(p, position))];
 }
 
 uint32_t sampler_draw(const struct sampler_params *p, const float *logits, uint32_t n_vocab, const struct logit_peak *peak,
@@ -313,28 +374,10 @@ uint32_t sampler_draw(const struct sampler_params *p, const float *logits, uint3
     float scale = LOG2E_F / p->temperature;
     struct row r = {.logits = logits, .n = n_vocab, .max = peak->max, .scale = scale < MAX_SCALE ? scale : MAX_SCALE};
     scratch_layout(n_vocab, scratch, &r.s);
+    int has_k = p->top_k > 0 && p->top_k < n_vocab;
+    if (has_k || p->top_p < 1)
+        return draw_limited(&r, p, position, has_k);
     compute_weights(&r.s, logits, n_vocab, r.max, r.scale);
-
-    int has_k = p->top_k > 0 && p->top_k < n_vocab, has_p = p->top_p < 1;
-    struct cut by_k, by_p;
-    double mass;
-    if (has_k || has_p)
-        fill_bins(&r);
-    if (has_k)
-        by_k = cut_top_k(&r, p->top_k, &mass);
-    if (has_p) {
-        if (!has_k)
-            mass = total_of_blocks(&r.s, n_vocab);
-        by_p = cut_top_p(&r, (double)p->top_p * mass, has_k ? &by_k : NULL);
-    }
-    if (has_k || has_p) {
-        struct cut c = has_p ? by_p : by_k; /* top-p cuts inside what top-k kept */
-        for (uint32_t i = 0; i < n_vocab; i++)
-            if (!is_kept(c, logits[i], i))
-                r.s.weight[i] = 0;
-    }
-    for (uint32_t i = 0; p->min_p > 0 && i < n_vocab; i++)
-        if (r.s.weight[i] < p->min_p && i != peak->id)
-            r.s.weight[i] = 0;
-    return pick(&r.s, n_vocab, (double)(rand_at(p->seed, position) >> 11) * 0x1p-53, peak->id);
+    drop_below_min_p(&r, p);
+    return pick(&r, uniform(p, position));
 }
