@@ -11,8 +11,9 @@
 
 enum status stage_packer__reserve(struct stage_packer *p, size_t bytes)
 {
-    if (bytes <= p->bytes)
+    if (bytes <= p->bytes && p->memory)
         return STATUS_OK;
+    bytes += 64; /* an empty plan has memory too */
     void *memory = realloc(p->memory, bytes + bytes / 2);
     if (!memory)
         return STATUS_OUT_OF_MEMORY;

@@ -152,7 +152,7 @@ def check_generate(stubs):
     accepted = events[0].accepted
     assert accepted.request_id == "req-1" and accepted.seed == 1 << 63 and list(accepted.prompt_ids) == [1, 300000, 3]
     assert accepted.profile == "ipv4:127.0.0.1"
-    assert 4000 < accepted.prompt_tokens <= 5000, accepted.prompt_tokens  # the call's deadline
+    assert 4000 < accepted.prompt_tokens <= 5100, accepted.prompt_tokens  # the call's deadline, rounded up by gRPC
     assert events[-1].done.finish == 2 and events[-1].done.usage.completion_tokens == 9
     # Who calls: the secret is believed, another bearer is a name.
     r.client = "alice"
@@ -168,6 +168,7 @@ def check_generate(stubs):
     assert detail.http_status == 503 and detail.retry_after_s == 7 and detail.retryable and detail.param == "p"
     assert detail.code == "c" and detail.type == "overloaded_error"
     assert md["retry-after"] == "7", md
+    assert md.get("grpc-retry-pushback-ms") == "7000", md
     e = expect(grpc.StatusCode.INVALID_ARGUMENT, lambda: list(stubs("sluice.v1.Inference", "Generate", request())))
     assert "prompt" in e.details()
     expect(grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -1,0 +1,102 @@
+/* Bytes of Inference and Admin messages: the first says which. A request that is taken keeps every bound that
+ * inference_api.h and inference_wire.h promise, and passes through packing unchanged. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/slice.h>
+
+#include "common/base/check.h"
+#include "rpc/grpc/admin_wire.h"
+#include "rpc/grpc/inference_wire.h"
+#include "rpc/grpc/message.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
+
+static void check_request(const struct generate_request *r)
+{
+    CHECK(r->prompt >= PROMPT_TEXT && r->prompt <= PROMPT_CHAT);
+    CHECK(r->n_stops <= MAX_STOPS && r->n_ids <= MAX_REQUEST_IDS && r->n_resume_ids <= MAX_REQUEST_IDS);
+    CHECK(r->request_id.len <= MAX_REQUEST_ID && r->client.len <= MAX_CLIENT_BYTES);
+    CHECK(r->sampler.temperature >= 0 && isfinite(r->sampler.temperature));
+    CHECK(r->sampler.top_p >= 0 && r->sampler.top_p <= 1 && r->sampler.min_p >= 0 && r->sampler.min_p <= 1);
+    CHECK(r->max_tokens >= -1 && r->deadline_ms >= 0);
+    for (uint32_t i = 0; i < r->n_stops; i++)
+        CHECK(r->stop[i].len >= 1 && r->stop[i].len <= MAX_STOP_BYTES);
+    CHECK(message_utf8_prefix(r->text.data, r->text.len) == r->text.len);
+    uint32_t sum = 0;
+    for (size_t i = 0; i < r->n_ids; i++)
+        sum += r->ids[i];
+    CHECK(r->n_ids || sum == 0);
+}
+
+static void try_request(const uint8_t *data, size_t len, struct arena *a)
+{
+    struct generate_request r, again;
+    struct error err;
+    struct arena b;
+    grpc_byte_buffer *packed;
+    grpc_byte_buffer_reader reader;
+    if (inference_wire_unpack_request(data, len, a, &r, &err) != STATUS_OK) {
+        CHECK(err.status == STATUS_BAD_REQUEST);
+        return;
+    }
+    check_request(&r);
+    CHECK(inference_wire_pack_request(&r, &packed, &err) == STATUS_OK);
+    CHECK(grpc_byte_buffer_reader_init(&reader, packed));
+    grpc_slice s = grpc_byte_buffer_reader_readall(&reader);
+    arena_init(&b, 0);
+    CHECK(inference_wire_unpack_request(GRPC_SLICE_START_PTR(s), GRPC_SLICE_LENGTH(s), &b, &again, &err) == STATUS_OK);
+    CHECK(again.prompt == r.prompt && again.n_ids == r.n_ids && again.text.len == r.text.len && again.n_stops == r.n_stops);
+    CHECK(again.max_tokens == r.max_tokens && again.has_seed == r.has_seed && again.sampler.seed == r.sampler.seed);
+    arena_fini(&b);
+    grpc_slice_unref(s);
+    grpc_byte_buffer_reader_destroy(&reader);
+    grpc_byte_buffer_destroy(packed);
+}
+
+static void try_status(const uint8_t *data, size_t len, struct arena *a)
+{
+    static struct service_status s;
+    struct error err;
+    if (admin_wire_unpack(data, len, a, &s, &err) != STATUS_OK)
+        return;
+    CHECK(s.n_slots <= STATUS_MAX_SLOTS && s.n_stages <= STATUS_MAX_STAGES && s.n_gateways <= STATUS_MAX_GATEWAYS);
+    CHECK(memchr(s.model_id, 0, sizeof s.model_id));
+    grpc_byte_buffer *b = admin_wire_pack(&s);
+    CHECK(b);
+    grpc_byte_buffer_destroy(b);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
+{
+    struct arena a;
+    struct generate_event e;
+    struct model_facts m;
+    struct error err;
+    if (len == 0)
+        return 0;
+    arena_init(&a, 0);
+    switch (data[0] % 4) {
+    case 0:
+        try_request(data + 1, len - 1, &a);
+        break;
+    case 1:
+        if (inference_wire_unpack_event(data + 1, len - 1, &a, &e, &err) == STATUS_OK) {
+            CHECK(e.kind >= GENERATE_ACCEPTED && e.kind <= GENERATE_DONE && e.finish <= FINISH_LENGTH);
+            grpc_byte_buffer_destroy(inference_wire_pack_event(&e));
+        }
+        break;
+    case 2:
+        if (inference_wire_unpack_model(data + 1, len - 1, &a, &m, &err) == STATUS_OK) {
+            CHECK(m.n_ids <= 16);
+            grpc_byte_buffer_destroy(inference_wire_pack_model(&m));
+        }
+        break;
+    default:
+        try_status(data + 1, len - 1, &a);
+    }
+    arena_fini(&a);
+    return 0;
+}
