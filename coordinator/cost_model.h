@@ -36,9 +36,15 @@ struct cost_shape {
 
 enum cost_kind { COST_DECODE, COST_MIXED, COST_N_KINDS };
 
+struct cost_point {
+    double rows, prompt_us, sample_us;  /* sample_us: decode beyond prompt */
+    double prompt_slope, sample_slope;  /* to the next point, per row */
+};
+
 struct cost_stage {
     uint32_t n_points;
-    double rows[N_COST_POINTS], prompt_us[N_COST_POINTS], sample_us[N_COST_POINTS]; /* sample_us: decode beyond prompt */
+    struct cost_point point[N_COST_POINTS];
+    uint8_t start[32];                  /* of 2^k rows and more: the point where the search begins */
     double attention_us;                                                            /* per row and position read */
     float ratio[COST_N_KINDS][COST_RATIOS];
     uint32_t n_ratios[COST_N_KINDS], next_ratio[COST_N_KINDS];

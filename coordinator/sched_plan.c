@@ -97,7 +97,7 @@ static double round_us(const struct sched *s, uint32_t n, uint64_t reads, uint32
     for (uint32_t i = 0; i < s->opt.n_stages; i++) {
         double us = cost_predict_us(&s->cost, i, &shape);
         sum += us;
-        most = fmax(most, us);
+        most = us > most ? us : most;
     }
     *decode_us = most;
     return fmax(sum + s->opt.delta_us, g * most);
@@ -165,12 +165,13 @@ static int goes_before(const struct sched_entry *e, uint32_t a, uint32_t b)
     return e[a].last_tick != e[b].last_tick ? e[a].last_tick < e[b].last_tick : a < b;
 }
 
+/* The heap's root is the slot that goes first. */
 static void sift_down(const struct sched_entry *e, uint32_t *heap, uint32_t n, uint32_t i)
 {
     for (uint32_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && goes_before(e, heap[child], heap[child + 1]))
+        if (child + 1 < n && goes_before(e, heap[child + 1], heap[child]))
             child++;
-        if (goes_before(e, heap[child], heap[i]))
+        if (goes_before(e, heap[i], heap[child]))
             return;
         uint32_t slot = heap[i];
         heap[i] = heap[child];
@@ -178,17 +179,18 @@ static void sift_down(const struct sched_entry *e, uint32_t *heap, uint32_t n, u
     }
 }
 
-/* Heap sort: n log n always, no recursion, no memory. */
-static void sort_slots(const struct sched_entry *e, uint32_t *slots, uint32_t n)
+/* Puts the first `want` of n slots, in their order, behind the n (slots has room for twice as many): n + want log n. */
+static uint32_t *choose_slots(const struct sched_entry *e, uint32_t *slots, uint32_t n, uint32_t want)
 {
+    uint32_t *chosen = slots + n;
     for (uint32_t i = n / 2; i-- > 0;)
         sift_down(e, slots, n, i);
-    for (uint32_t end = n; end-- > 1;) {
-        uint32_t slot = slots[0];
-        slots[0] = slots[end];
-        slots[end] = slot;
-        sift_down(e, slots, end, 0);
+    for (uint32_t i = 0; i < want; i++) {
+        chosen[i] = slots[0];
+        slots[0] = slots[--n];
+        sift_down(e, slots, n, 0);
     }
+    return chosen;
 }
 
 static void add_run(struct sched_plan *out, const struct sched_run *run, uint64_t reads)
@@ -220,12 +222,13 @@ static void add_rows(const struct sched *s, const struct budget *b, int early, s
     for (uint32_t i = 0; i < s->opt.n_slots; i++)
         if (is_stream(&e[i]) && is_ready(s, &e[i], b->revolution, early))
             out->scratch[n++] = i;
+    const uint32_t *rows = out->scratch;
     if (n > b->per_tick) {
-        sort_slots(e, out->scratch, n);
+        rows = choose_slots(e, out->scratch, n, b->per_tick);
         n = b->per_tick;
     }
     for (uint32_t i = 0; i < n; i++)
-        add_row(s, out, out->scratch[i]);
+        add_row(s, out, rows[i]);
 }
 
 /* --- prompt pieces ---------------------------------------------------------------------------------------------------------- */
@@ -453,7 +456,7 @@ static void finish_plan(const struct sched *s, const struct budget *b, struct sc
     double most = 0;
     for (uint32_t i = 0; i < s->opt.n_stages; i++) {
         out->cost_us[i] = cost_predict_us(&s->cost, i, &out->shape);
-        most = fmax(most, out->cost_us[i]);
+        most = out->cost_us[i] > most ? out->cost_us[i] : most;
     }
     out->n_rows = out->shape.rows;
     out->budget_us = (uint32_t)fmin(most, UINT32_MAX);

@@ -277,7 +277,7 @@ static void rows_are_planned_once_in_order_whatever_happens(void **state)
         o.n_slots = SLOTS;
         struct sched *s = with(&o, &p);
         struct follower f = {.oldest = 1, .next_seq = 1};
-        for (uint64_t i = 0; i < 20000; i++) {
+        for (uint64_t i = 0; i < 5000; i++) {
             uint64_t r = rand_at(n_stages, i);
             if (r % 4001 == 0) { /* the epoch changes */
                 sched_reset(s);
@@ -312,12 +312,12 @@ static void the_same_bytes_give_the_same_plan_and_are_not_written(void **state)
     struct sched *s = with(&o, &p);
     struct follower f = {.oldest = 1, .next_seq = 1};
     assert_int_equal(sched_plan_create(s, &q), STATUS_OK);
-    for (uint64_t i = 0; i < 5000; i++) {
+    for (uint64_t i = 0; i < 1500; i++) {
         struct sched *copy = clone_of(s);
         memset(q->scratch, (int)i, 2 * SLOTS * sizeof q->scratch[0]); /* what lies in the answer does not matter */
         int a = sched_plan(s, p), b = sched_plan(copy, q);
         assert_int_equal(a, b);
-        assert_memory_equal(copy, s, sched_bytes(s));
+        assert_int_equal(memcmp(copy, s, sched_bytes(s)), 0);
         if (a) {
             assert_int_equal(p->n_runs, q->n_runs);
             assert_memory_equal(p->runs, q->runs, p->n_runs * sizeof p->runs[0]);
@@ -377,7 +377,7 @@ static void a_plan_for_256_sequences_takes_at_most_200000_instructions(void **st
         struct sched *s = busy_scheduler(stages[k], &p);
         double least_us = 1e9;
         uint64_t least = UINT64_MAX;
-        for (int i = 0; i < 50; i++) {
+        for (int i = 0; i < 20; i++) {
             uint64_t before = 0, after = 0;
             int64_t t = clock_now_ns();
             if (fd >= 0 && read(fd, &before, sizeof before) != sizeof before)
