@@ -68,9 +68,9 @@ enum status feedback_expect(struct feedback *f, uint64_t tick, uint32_t n_sample
     return STATUS_OK;
 }
 
-uint32_t feedback_outstanding(const struct feedback *f)
+int feedback_awaits(const struct feedback *f, uint64_t tick)
 {
-    return f->n_out;
+    return f->n_out && tick >= f->next_tick;
 }
 
 uint64_t feedback_stale(const struct feedback *f)

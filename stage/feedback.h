@@ -28,7 +28,8 @@ void feedback_start(struct feedback *f, uint64_t session, uint64_t epoch, uint16
                     struct sequences *seqs);
 /* Stage 0 takes up this tick. STATUS_FULL: max_ticks are out. */
 enum status feedback_expect(struct feedback *f, uint64_t tick, uint32_t n_samples);
-uint32_t feedback_outstanding(const struct feedback *f);
+/* The frame of this tick is still to come. */
+int feedback_awaits(const struct feedback *f, uint64_t tick);
 uint64_t feedback_stale(const struct feedback *f); /* frames of other epochs that were read away, ever */
 /* Takes what is there. */
 enum status feedback_drain(struct feedback *f, struct error *err);

@@ -187,8 +187,8 @@ static void advance(struct link_listener *l, struct pending *p)
     int rc;
     if (p->state == PENDING_HELLO) {
         rc = fill(p, p->hello, sizeof p->hello);
-        if (p->n >= 8 && memcmp(p->hello, "SLUILNK1", 8) != 0)
-            refuse(l, p, "not a stage's handshake"); /* at once: it need not send the rest */
+        if (memcmp(p->hello, "SLUILNK1", p->n < 8 ? p->n : 8) != 0)
+            refuse(l, p, "not a stage's handshake"); /* at the first wrong byte: it need not send the rest */
         else if (rc < 0)
             refuse(l, p, "it left");
         else if (rc > 0 && handshake_read_hello(p->hello, &p->edge, &err) != STATUS_OK)

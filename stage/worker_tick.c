@@ -82,7 +82,7 @@ static enum status take_up(struct tick_work *t, struct error *err)
 static enum status await_note(struct worker *w, const struct plan_run *r, const struct sample_note *note, struct error *err)
 {
     while (!note->known) {
-        if (!w->feedback || feedback_outstanding(w->feedback) == 0)
+        if (!w->feedback || !feedback_awaits(w->feedback, r->from_tick))
             return error_set(err, STATUS_PROTOCOL, "sequence %llu: tick %llu gave no id for it", (unsigned long long)r->seq,
                              (unsigned long long)r->from_tick);
         TRY(feedback_wait(w->feedback, w->assign.stuck_ms, err));

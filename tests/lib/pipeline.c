@@ -87,10 +87,21 @@ enum status pipeline_await(struct pipeline *p, int stage, enum from_stage_kind k
     }
 }
 
+static int present(const struct pipeline *p, uint32_t stage)
+{
+    return !(p->o.absent >> stage & 1);
+}
+
+static void post(struct pipeline *p, uint32_t stage, const struct to_stage *m)
+{
+    if (present(p, stage))
+        worker_post(p->stage[stage].worker, m);
+}
+
 /* One message of a kind from every stage; FAILED of anybody ends the wait with its words. */
 static enum status await_all(struct pipeline *p, enum from_stage_kind kind, struct error *err)
 {
-    uint64_t seen = 0, all = (1ull << p->o.n_stages) - 1;
+    uint64_t seen = 0, all = ((1ull << p->o.n_stages) - 1) & ~(uint64_t)p->o.absent;
     struct pipeline_message m;
     while (seen != all) {
         if (pipeline_next(p, PIPELINE_WAIT_MS, &m) != STATUS_OK)
@@ -119,7 +130,7 @@ void pipeline_post_epoch(struct pipeline *p)
         memcpy(p->key + 8 * i, &(uint64_t){rand_at(p->session + p->epoch, (uint64_t)i)}, 8);
     const struct to_stage m = {.kind = TO_STAGE_EPOCH, .epoch = {.session = p->session, .epoch = p->epoch}};
     for (uint32_t i = 0; i < p->o.n_stages; i++)
-        worker_post(p->stage[i].worker, &m);
+        post(p, i, &m);
 }
 
 void pipeline_post_links(struct pipeline *p, uint32_t stage)
@@ -127,7 +138,7 @@ void pipeline_post_links(struct pipeline *p, uint32_t stage)
     struct to_stage m = {.kind = TO_STAGE_LINKS, .links = {.session = p->session, .epoch = p->epoch}};
     link_port_addresses(p->stage[(stage + 1) % p->o.n_stages].port, &m.links.next);
     memcpy(m.links.key, p->key, sizeof p->key);
-    worker_post(p->stage[stage].worker, &m);
+    post(p, stage, &m);
 }
 
 enum status pipeline_raise_epoch(struct pipeline *p, struct error *err)
@@ -139,11 +150,26 @@ enum status pipeline_raise_epoch(struct pipeline *p, struct error *err)
     return await_all(p, FROM_STAGE_READY, err);
 }
 
+enum status pipeline_raise_epoch_as(struct pipeline *p, uint32_t stage, struct link_pair *links, struct error *err)
+{
+    struct link_form f = {.generation = p->epoch + 1, .session = p->session, .stage = stage, .n_stages = p->o.n_stages};
+    pipeline_post_epoch(p);
+    TRY(await_all(p, FROM_STAGE_ACK, err));
+    for (uint32_t i = 0; i < p->o.n_stages; i++)
+        pipeline_post_links(p, i);
+    f.epoch = p->epoch;
+    f.timeout_ms = PIPELINE_WAIT_MS;
+    memcpy(f.key, p->key, sizeof f.key);
+    link_port_addresses(p->stage[(stage + 1) % p->o.n_stages].port, &f.next);
+    TRY(link_port_form(p->stage[stage].port, &f, links, err));
+    return await_all(p, FROM_STAGE_READY, err);
+}
+
 enum status pipeline_assign(struct pipeline *p, struct error *err)
 {
     p->n_blocks = 0;
     for (uint32_t i = 0; i < p->o.n_stages; i++)
-        worker_post(p->stage[i].worker, &(struct to_stage){.kind = TO_STAGE_ASSIGN, .assign = p->stage[i].assign});
+        post(p, i, &(struct to_stage){.kind = TO_STAGE_ASSIGN, .assign = p->stage[i].assign});
     return await_all(p, FROM_STAGE_LOADED, err);
 }
 
@@ -160,7 +186,7 @@ struct plan *pipeline_plan(struct pipeline *p)
 enum status pipeline_post_plan(struct pipeline *p, int stage, const struct plan *plan)
 {
     for (uint32_t i = 0; i < p->o.n_stages; i++) {
-        if (stage >= 0 && (uint32_t)stage != i)
+        if ((stage >= 0 && (uint32_t)stage != i) || !present(p, i))
             continue;
         struct plan *copy = worker_plan_acquire(p->stage[i].worker);
         if (!copy)
@@ -229,6 +255,8 @@ static enum status open_stage(struct pipeline *p, uint32_t i, struct error *err)
         TRY(link_mem_port_create(p->hub, p->o.mem_capacity, &s->port));
     else
         TRY(link_socket_port_create(&sockets, &s->port, err));
+    if (!present(p, i))
+        return STATUS_OK;
     const struct worker_options w = {
         .create_compute = create_compute, .compute_ctx = s, .port = s->port, .send = on_send, .send_ctx = s};
     return worker_create(&w, &s->worker, err);
@@ -274,8 +302,12 @@ void pipeline_close(struct pipeline *p)
 {
     if (!p)
         return;
-    for (uint32_t i = 0; i < p->o.n_stages; i++)
-        worker_destroy(p->stage[i].worker);
+    for (uint32_t i = 0; i < p->o.n_stages; i++) {
+        if (present(p, i))
+            worker_destroy(p->stage[i].worker);
+        else
+            link_port_destroy(p->stage[i].port);
+    }
     struct pipeline_message m;
     while (queue_pop(p->inbox, &m, 0) == STATUS_OK)
         pipeline_release(&m);

@@ -22,6 +22,7 @@ struct pipeline_options {
     uint32_t n_layers, first_layer[PIPELINE_MAX_STAGES]; /* first_layer[1] == 0: cut evenly */
     uint32_t slots, context, kv_block, n_blocks, max_rows, stuck_ms, window;
     size_t mem_capacity; /* of an in-process link; 0: what it asks for */
+    uint32_t absent;     /* bit i: stage i has a port but no worker; the test plays it (pipeline_form_as) */
     /* Makes the compute of a stage; may be called from the thread of its worker. */
     enum status (*create)(void *ctx, uint32_t stage, struct compute **out, struct error *err);
     void *ctx;
@@ -72,6 +73,8 @@ enum status pipeline_assign(struct pipeline *p, struct error *err);
 enum status pipeline_raise_epoch(struct pipeline *p, struct error *err);
 void pipeline_post_epoch(struct pipeline *p); /* EPOCH only */
 void pipeline_post_links(struct pipeline *p, uint32_t stage);
+/* EPOCH, ACK and LINKS for the workers, the links of an absent stage for the test, READY of the workers. */
+enum status pipeline_raise_epoch_as(struct pipeline *p, uint32_t stage, struct link_pair *links, struct error *err);
 /* The next message of any stage within timeout_ms; release a result with pipeline_release. */
 enum status pipeline_next(struct pipeline *p, uint32_t timeout_ms, struct pipeline_message *out);
 /* The next message of this kind from this stage (-1: any); others are dropped. */

@@ -1,0 +1,250 @@
+#include "tests/unit/stage/cmocka_all.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/rand.h"
+#include "stage/sequences.h"
+
+enum { SLOTS = 4, CONTEXT = 64, BLOCK = 16, BLOCKS = 12, NOTES = 4 };
+
+struct fixture {
+    struct sequences *s;
+    struct plan *p;
+};
+
+static int set_up(void **state)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    const struct sequences_limits l = {
+        .slots = SLOTS, .context = CONTEXT, .kv_block = BLOCK, .n_blocks = BLOCKS, .n_notes = NOTES};
+    assert_int_equal(sequences_create(&l, &f->s), STATUS_OK);
+    assert_int_equal(plan_create(64, 64, 1024, &f->p), STATUS_OK);
+    f->p->tick = 1;
+    *state = f;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct fixture *f = *state;
+    sequences_destroy(f->s);
+    plan_destroy(f->p);
+    free(f);
+    return 0;
+}
+
+static enum status apply(struct fixture *f, const struct plan_op *op, const uint32_t *blocks, struct error *err)
+{
+    assert_int_equal(plan_add_op(f->p, op, blocks), STATUS_OK);
+    return sequences_apply(f->s, f->p, &f->p->ops[f->p->n_ops - 1], err);
+}
+
+static enum status open_seq(struct fixture *f, uint64_t seq, uint32_t slot, uint32_t n, const uint32_t *blocks)
+{
+    return apply(f, &(struct plan_op){.kind = OP_OPEN, .seq = seq, .slot = slot, .n_blocks = n}, blocks, NULL);
+}
+
+static enum status close_seq(struct fixture *f, uint64_t seq)
+{
+    return apply(f, &(struct plan_op){.kind = OP_CLOSE, .seq = seq}, NULL, NULL);
+}
+
+static enum status append(struct fixture *f, uint64_t seq, uint32_t n, const uint32_t *blocks)
+{
+    return apply(f, &(struct plan_op){.kind = OP_APPEND, .seq = seq, .n_blocks = n}, blocks, NULL);
+}
+
+/* A run of n rows with the right digest. */
+static enum status extend(struct fixture *f, struct plan_run run, struct sample_note **from, struct error *err)
+{
+    static const uint32_t ids[CONTEXT + 1];
+    struct sequence *q = sequences_find(f->s, run.seq);
+    struct sample_note *note;
+    if (q && !run.table_check)
+        run.table_check = plan_table_digest(q->blocks, q->n_blocks);
+    if (!run.source)
+        run.source = SOURCE_IDS;
+    assert_int_equal(plan_add_run(f->p, &run, ids), STATUS_OK);
+    return sequences_extend(f->s, f->p, f->p->n_runs - 1, &q, from ? from : &note, err);
+}
+
+static void next_tick(struct fixture *f)
+{
+    uint64_t tick = f->p->tick + 1;
+    plan_reset(f->p);
+    f->p->tick = tick;
+}
+
+static void check(struct fixture *f)
+{
+    const char *why;
+    if (!sequences__check(f->s, &why))
+        fail_msg("%s", why);
+}
+
+static void a_sequence_opens_grows_and_closes(void **state)
+{
+    struct fixture *f = *state;
+    assert_int_equal(open_seq(f, 7, 2, 1, (uint32_t[]){5}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 7, .n = 16}, NULL, NULL), STATUS_OK);
+    next_tick(f);
+    assert_int_equal(append(f, 7, 2, (uint32_t[]){1, 11}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 7, .n = 20, .kv_index = 16}, NULL, NULL), STATUS_OK);
+    const struct sequence *q = sequences_find(f->s, 7);
+    assert_int_equal(q->length, 36);
+    assert_int_equal(q->digest, plan_table_digest((uint32_t[]){5, 1, 11}, 3));
+    assert_int_equal(apply(f, &(struct plan_op){.kind = OP_TRUNCATE, .seq = 7, .length = 3}, NULL, NULL), STATUS_OK);
+    assert_int_equal(q->length, 3);
+    assert_int_equal(close_seq(f, 7), STATUS_OK);
+    assert_null(sequences_find(f->s, 7));
+    assert_int_equal(sequences_count(f->s), 0);
+    /* blocks and slot are free again */
+    assert_int_equal(open_seq(f, 8, 2, 3, (uint32_t[]){11, 5, 1}), STATUS_OK);
+    check(f);
+}
+
+static void what_contradicts_the_table_is_refused_with_both_values(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    assert_int_equal(open_seq(f, 1, 0, 2, (uint32_t[]){0, 1}), STATUS_OK);
+    const struct {
+        struct plan_op op;
+        uint32_t blocks[5];
+        const char *words;
+    } bad[] = {
+        {{.kind = OP_OPEN, .seq = 2, .slot = SLOTS}, {0}, "slot 4 of 4"},
+        {{.kind = OP_OPEN, .seq = 2, .slot = 0}, {0}, "slot 0 is taken by sequence 1"},
+        {{.kind = OP_OPEN, .seq = 1, .slot = 1}, {0}, "open already, in slot 0"},
+        {{.kind = OP_APPEND, .seq = 1, .n_blocks = 1}, {BLOCKS}, "block 12 of a pool of 12"},
+        {{.kind = OP_APPEND, .seq = 1, .n_blocks = 1}, {1}, "block 1 is held by sequence 1"},
+        {{.kind = OP_APPEND, .seq = 1, .n_blocks = 3}, {2, 3, 4}, "2 + 3 blocks, at most 4"},
+        {{.kind = OP_OPEN, .seq = 3, .slot = 1, .n_blocks = 1}, {0}, "block 0 is held by sequence 1"},
+        {{.kind = OP_OPEN, .seq = 4, .slot = 2, .n_blocks = 1, .length = 17}, {5}, "length 17, its 1 blocks hold 16"},
+        {{.kind = OP_OPEN, .seq = 5, .slot = 3, .n_blocks = 4, .length = 65}, {6, 7, 8, 9}, "length 65, the context is 64"},
+        {{.kind = OP_APPEND, .seq = 9, .n_blocks = 1}, {10}, "sequence 9, which is not open"},
+        {{.kind = OP_CLOSE, .seq = 9}, {0}, "sequence 9, which is not open"},
+        {{.kind = OP_TRUNCATE, .seq = 1, .length = 1}, {0}, "truncated to 1, its length is 0"},
+    };
+    for (unsigned i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_int_equal(apply(f, &bad[i].op, bad[i].blocks, &err), STATUS_PROTOCOL);
+        if (!strstr(err.message, bad[i].words))
+            fail_msg("'%s' says nothing of '%s'", err.message, bad[i].words);
+    }
+}
+
+static void a_run_that_contradicts_the_table_is_refused_with_both_values(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    assert_int_equal(open_seq(f, 1, 0, 2, (uint32_t[]){0, 1}), STATUS_OK);
+    assert_int_equal(open_seq(f, 2, 1, 1, (uint32_t[]){2}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 4, .sample = SAMPLE_LAST}, NULL, NULL), STATUS_OK);
+    next_tick(f);
+    const struct {
+        struct plan_run run;
+        const char *words;
+    } bad[] = {
+        {{.seq = 9, .n = 1}, "sequence 9, which is not open"},
+        {{.seq = 1, .n = 1, .kv_index = 5}, "kv_index 5, its length is 4"},
+        {{.seq = 1, .n = 29, .kv_index = 4}, "length 33, its 2 blocks hold 32"},
+        {{.seq = 1, .n = 1, .kv_index = 4, .table_check = 77}, "digest 0000004d"},
+        {{.seq = 2, .n = 1, .source = SOURCE_FROM_TICK, .from_tick = 1}, "tick 1 sampled nothing"},
+        {{.seq = 1, .n = 1, .kv_index = 4, .source = SOURCE_FROM_TICK, .from_tick = 0}, "tick 0 sampled nothing"},
+    };
+    for (unsigned i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_int_equal(extend(f, bad[i].run, NULL, &err), STATUS_PROTOCOL);
+        if (!strstr(err.message, bad[i].words))
+            fail_msg("'%s' says nothing of '%s'", err.message, bad[i].words);
+    }
+    /* an id belongs where it was drawn for */
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 2, .kv_index = 4}, NULL, NULL), STATUS_OK);
+    next_tick(f);
+    const struct plan_run late = {.seq = 1, .n = 1, .kv_index = 6, .source = SOURCE_FROM_TICK, .from_tick = 1};
+    assert_int_equal(extend(f, late, NULL, &err), STATUS_PROTOCOL);
+    assert_non_null(strstr(err.message, "kv_index 6, the id of tick 1 belongs at 4"));
+}
+
+static void rows_of_a_sequence_stand_together_and_end_with_the_sample(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    assert_int_equal(open_seq(f, 1, 0, 2, (uint32_t[]){0, 1}), STATUS_OK);
+    assert_int_equal(open_seq(f, 2, 1, 1, (uint32_t[]){2}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 2}, NULL, NULL), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 2, .kv_index = 2}, NULL, NULL), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 2, .n = 1, .sample = SAMPLE_LAST}, NULL, NULL), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 1, .kv_index = 4}, NULL, &err), STATUS_PROTOCOL);
+    assert_non_null(strstr(err.message, "runs 1 and 3"));
+    assert_int_equal(extend(f, (struct plan_run){.seq = 2, .n = 1, .kv_index = 1}, NULL, &err), STATUS_PROTOCOL);
+}
+
+static void the_newest_samples_are_found_by_their_tick(void **state)
+{
+    struct fixture *f = *state;
+    struct sample_note *from;
+    assert_int_equal(open_seq(f, 1, 0, 4, (uint32_t[]){0, 1, 2, 3}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 3, .sample = SAMPLE_LAST}, NULL, NULL), STATUS_OK);
+    for (uint32_t i = 0; i < 10; i++) {
+        struct sequence *q = sequences_find(f->s, 1);
+        struct sample_note *note = sequence_note(f->s, q, f->p->tick);
+        assert_non_null(note);
+        assert_int_equal(note->next_index, 3 + i);
+        note->id = (int32_t)(100 + i);
+        uint64_t tick = f->p->tick;
+        next_tick(f);
+        assert_int_equal(extend(f,
+                                (struct plan_run){.seq = 1,
+                                                  .n = 1,
+                                                  .kv_index = 3 + i,
+                                                  .source = SOURCE_FROM_TICK,
+                                                  .from_tick = tick,
+                                                  .sample = SAMPLE_LAST},
+                                &from, NULL),
+                         STATUS_OK);
+        assert_ptr_equal(from, note);
+        assert_int_equal(from->id, 100 + i);
+    }
+    assert_null(sequence_note(f->s, sequences_find(f->s, 1), f->p->tick - NOTES));
+}
+
+static void random_opens_and_closes_keep_the_sums(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t open[SLOTS] = {0}, next = 1;
+    for (uint64_t i = 0; i < 3000; i++) {
+        uint32_t slot = (uint32_t)(rand_at(1, i) % SLOTS);
+        if (open[slot]) {
+            assert_int_equal(close_seq(f, open[slot]), STATUS_OK);
+            open[slot] = 0;
+        } else {
+            /* ids far apart and close together, so that probes collide */
+            open[slot] = i % 3 ? next++ : next++ << 40;
+            assert_int_equal(open_seq(f, open[slot], slot, 3, (uint32_t[]){3 * slot, 3 * slot + 1, 3 * slot + 2}), STATUS_OK);
+        }
+        for (uint32_t s = 0; s < SLOTS; s++)
+            if (open[s])
+                assert_int_equal(sequences_find(f->s, open[s])->slot, s);
+        check(f);
+        next_tick(f);
+    }
+    sequences_clear(f->s);
+    assert_int_equal(sequences_count(f->s), 0);
+    check(f);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_sequence_opens_grows_and_closes),
+        TEST(what_contradicts_the_table_is_refused_with_both_values),
+        TEST(a_run_that_contradicts_the_table_is_refused_with_both_values),
+        TEST(rows_of_a_sequence_stand_together_and_end_with_the_sample),
+        TEST(the_newest_samples_are_found_by_their_tick),
+        TEST(random_opens_and_closes_keep_the_sums),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
