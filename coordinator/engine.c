@@ -101,6 +101,7 @@ static void handle(struct engine *e, const struct engine_message *m, int64_t now
     switch (m->kind) {
     case ENGINE_SUBMIT:
         engine__submit(e, m->request, now);
+        engine__admit(e, now); /* before the next one is judged: a free slot is not a place in the queue */
         break;
     case ENGINE_CANCEL:
         engine__cancel(e, m->request);

@@ -324,6 +324,16 @@ static enum status flush(struct request *r)
     return s;
 }
 
+/* Nothing more is planned for it until its client has read; engine__retry_stalled tries again, or gives up. */
+static void throttle(struct engine *e, struct request *r, int64_t now)
+{
+    if (r->throttled)
+        return;
+    r->throttled = 1;
+    r->stalled_since_ns = now;
+    sched_pause(e->sched, r->ref, 1);
+}
+
 static void finish(struct engine *e, struct request *r, enum finish_reason reason, int64_t now)
 {
     const struct bytes none = {"", 0};
@@ -335,20 +345,17 @@ static void finish(struct engine *e, struct request *r, enum finish_reason reaso
                   .completion_tokens = r->n_answer,
                   .queue_ms = seconds(r->arrived_ns, r->admitted_ns) * 1e3,
                   .prompt_ms = seconds(r->admitted_ns, r->first_token_ns) * 1e3,
-                  .decode_ms = seconds(r->first_token_ns, now) * 1e3},
+                  .decode_ms = seconds(r->first_token_ns, r->last_token_ns) * 1e3},
     };
-    /* Both may be refused when the client reads too slowly; the call still sends what it holds, then its end. */
     enum status s = flush(r);
     if (s == STATUS_OK)
         s = r->sink.send(r->sink.ctx, &ev);
-    if (s == STATUS_FULL) {
-        struct error err;
-        error_set(&err, STATUS_WRITE_STALLED, "the client reads too slowly to take the end of the answer");
-        e->metrics.write_stalled++;
-        engine__end(e, r, REQUEST_FAILED, &err);
+    if (s != STATUS_FULL) {
+        engine__end(e, r, REQUEST_DONE, NULL);
         return;
     }
-    engine__end(e, r, REQUEST_DONE, NULL);
+    r->ending = reason;
+    throttle(e, r, now);
 }
 
 static void count_token(struct engine *e, struct request *r, int64_t now)
@@ -367,6 +374,8 @@ static void count_token(struct engine *e, struct request *r, int64_t now)
 
 void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now)
 {
+    if (r->ending)
+        return; /* a surplus row */
     ASSERT(r->n_answer < r->answer_limit);
     r->answer_ids[r->n_answer++] = id;
     count_token(e, r, now);
@@ -386,11 +395,8 @@ void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now
         finish(e, r, end || stopped ? FINISH_STOP : FINISH_LENGTH, now);
         return;
     }
-    if (flush(r) == STATUS_FULL && !r->throttled) {
-        r->throttled = 1;
-        r->stalled_since_ns = now;
-        sched_pause(e->sched, r->ref, 1);
-    }
+    if (flush(r) == STATUS_FULL)
+        throttle(e, r, now);
 }
 
 void engine__retry_stalled(struct engine *e, int64_t now)
@@ -406,7 +412,9 @@ void engine__retry_stalled(struct engine *e, int64_t now)
             engine__end(e, r, REQUEST_FAILED, &err);
             continue;
         }
-        if (r->throttled && flush(r) == STATUS_OK) {
+        if (r->ending) {
+            finish(e, r, r->ending, now);
+        } else if (r->throttled && flush(r) == STATUS_OK) {
             r->throttled = 0;
             sched_pause(e->sched, r->ref, 0);
         }

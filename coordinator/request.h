@@ -82,6 +82,7 @@ struct request {
     uint32_t queue_position;      /* last one told */
     int64_t admitted_ns, first_token_ns, last_token_ns, last_progress_ns, stalled_since_ns;
     int throttled;                /* its client reads too slowly: not scheduled */
+    enum finish_reason ending;    /* all ids are here, the end has not gone out: the client reads too slowly */
 };
 
 /* Copies what the client sent. client: the identity that counts. limit_bytes bounds the arena. */

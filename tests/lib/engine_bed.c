@@ -1,0 +1,554 @@
+#include "tests/lib/engine_bed.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "common/base/rand.h"
+
+enum { BEAT_MS = 40, READY_MS = 20000, ARENA_BYTES = 16 << 20, MAX_FLAGS = 64 };
+
+struct bed_stage;
+
+/* One attached stream. The engine may use it until it has called close, so it lives as long as the bed. */
+struct bed_conn {
+    struct bed_conn *next;
+    struct bed_stage *stage;
+    uint64_t attachment;
+    int open; /* bed lock */
+};
+
+struct bed_stage {
+    struct engine_bed *bed;
+    uint32_t index;
+    int away, silent; /* bed lock */
+    uint64_t incarnation;
+    struct worker *worker; /* bed lock; NULL: killed */
+    struct bed_conn *conn; /* bed lock; NULL: not attached */
+};
+
+struct engine_bed {
+    struct engine_bed_options o;
+    struct config config;
+    struct model model;
+    struct split split;
+    struct tokenizer *tokenizer;
+    struct engine *engine;
+    struct mem_hub *hub;
+    struct bed_stage stages[BED_MAX_STAGES];
+    struct bed_conn *conns;
+    uint64_t next_incarnation;
+    pthread_t beater;
+    int ending; /* bed lock */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+};
+
+static void lock(struct engine_bed *b)
+{
+    pthread_mutex_lock(&b->lock);
+}
+
+static void unlock(struct engine_bed *b)
+{
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void sleep_ms(int ms)
+{
+    usleep((useconds_t)ms * 1000);
+}
+
+/* --- engine -> stage (the engine's thread) ---------------------------------------------------------------------------------- */
+
+static enum status post_plan(struct worker *w, const struct to_stage *m)
+{
+    struct plan *copy = worker_plan_acquire(w);
+    if (!copy)
+        return STATUS_FULL;
+    CHECK(plan_copy(copy, m->plan) == STATUS_OK);
+    worker_post(w, &(struct to_stage){.kind = TO_STAGE_PLAN, .plan = copy});
+    return STATUS_OK;
+}
+
+static enum status port_send(void *ctx, const struct to_stage *m)
+{
+    struct bed_conn *c = ctx;
+    struct bed_stage *s = c->stage;
+    enum status st = STATUS_CLOSED;
+    lock(s->bed);
+    if (c->open && s->worker) {
+        st = STATUS_OK;
+        if (m->kind == TO_STAGE_PLAN)
+            st = post_plan(s->worker, m);
+        else if (m->kind != TO_STAGE_EXIT)
+            worker_post(s->worker, m);
+    }
+    unlock(s->bed);
+    return st;
+}
+
+static void port_close(void *ctx, const struct error *why)
+{
+    struct bed_conn *c = ctx;
+    (void)why;
+    lock(c->stage->bed);
+    c->open = 0;
+    if (c->stage->conn == c) {
+        c->stage->conn = NULL;
+        if (c->stage->worker)
+            worker_detach(c->stage->worker);
+    }
+    unlock(c->stage->bed);
+}
+
+/* --- stage -> engine (the compute thread, or the beater) -------------------------------------------------------------------- */
+
+static void give(struct engine_bed *b, uint64_t attachment, const struct from_stage *m)
+{
+    struct from_stage copy = *m;
+    if (m->kind == FROM_STAGE_RESULT) {
+        struct result *r = engine_result_acquire(b->engine);
+        if (!r) { /* a server would end the stream; the bed's tests never send more than the window */
+            fprintf(stderr, "engine_bed: no result is free\n");
+            return;
+        }
+        struct result_run *runs = r->runs;
+        uint32_t max_runs = r->max_runs;
+        *r = *m->result;
+        r->runs = runs;
+        r->max_runs = max_runs;
+        CHECK(r->n_runs <= max_runs);
+        memcpy(runs, m->result->runs, r->n_runs * sizeof *runs);
+        copy.result = r;
+    }
+    engine_stage_message(b->engine, attachment, &copy);
+}
+
+static void on_worker_send(void *ctx, const struct from_stage *m)
+{
+    struct bed_stage *s = ctx;
+    lock(s->bed);
+    uint64_t attachment = s->conn && s->conn->open && !s->silent ? s->conn->attachment : 0;
+    unlock(s->bed);
+    if (attachment)
+        give(s->bed, attachment, m);
+}
+
+static void attach(struct bed_stage *s)
+{
+    struct engine_bed *b = s->bed;
+    struct bed_conn *c = calloc(1, sizeof *c);
+    CHECK(c);
+    *c = (struct bed_conn){.stage = s, .open = 1};
+    lock(b);
+    c->next = b->conns;
+    b->conns = c;
+    unlock(b);
+    const struct stage_port port = {c, port_send, port_close};
+    uint64_t attachment = engine_stage_attached(b->engine, &port);
+    struct from_stage m = {.kind = FROM_STAGE_HELLO};
+    lock(b);
+    c->attachment = attachment;
+    int ok = c->open && s->worker && !s->conn;
+    if (ok) {
+        s->conn = c;
+        worker_describe(s->worker, &m.hello);
+    }
+    unlock(b);
+    m.hello.wire_version = WIRE_VERSION;
+    m.hello.stage = s->index;
+    m.hello.pid = (uint32_t)getpid();
+    m.hello.incarnation = s->incarnation;
+    snprintf(m.hello.host, sizeof m.hello.host, "bed");
+    if (ok)
+        give(b, attachment, &m);
+    else
+        engine_stage_closed(b->engine, attachment);
+}
+
+static void beat(struct bed_stage *s)
+{
+    struct from_stage m = {.kind = FROM_STAGE_HEARTBEAT};
+    lock(s->bed);
+    uint64_t attachment = s->conn && s->conn->open && s->worker && !s->silent ? s->conn->attachment : 0;
+    int lonely = s->worker && !s->conn && !s->away && !s->silent;
+    if (attachment)
+        worker_heartbeat(s->worker, &m.heartbeat);
+    unlock(s->bed);
+    if (attachment)
+        engine_stage_message(s->bed->engine, attachment, &m);
+    if (lonely)
+        attach(s);
+}
+
+static void *run_beater(void *arg)
+{
+    struct engine_bed *b = arg;
+    for (;;) {
+        lock(b);
+        int ending = b->ending;
+        unlock(b);
+        if (ending)
+            return NULL;
+        for (uint32_t i = 0; i < b->o.n_stages; i++)
+            beat(&b->stages[i]);
+        sleep_ms(BEAT_MS);
+    }
+}
+
+/* --- stages that come and go -------------------------------------------------------------------------------------------------- */
+
+static enum status create_compute(void *ctx, struct compute **out, struct error *err)
+{
+    struct bed_stage *s = ctx;
+    return s->bed->o.create(s->bed->o.ctx, s->index, out, err);
+}
+
+void engine_bed_start_stage(struct engine_bed *b, uint32_t stage)
+{
+    struct bed_stage *s = &b->stages[stage];
+    struct link_port *port;
+    struct worker *w;
+    struct error err = {0};
+    CHECK(link_mem_port_create(b->hub, 0, &port) == STATUS_OK);
+    const struct worker_options o = {
+        .create_compute = create_compute, .compute_ctx = s, .port = port, .send = on_worker_send, .send_ctx = s};
+    if (worker_create(&o, &w, &err) != STATUS_OK)
+        fail_msg("stage %u: %s", stage, err.message);
+    lock(b);
+    CHECK(!s->worker);
+    s->worker = w;
+    s->incarnation = rand_mix(++b->next_incarnation) | 1;
+    s->away = 0; /* the beater attaches it */
+    unlock(b);
+}
+
+static void drop_conn(struct bed_stage *s, struct worker **worker)
+{
+    lock(s->bed);
+    struct bed_conn *c = s->conn;
+    s->conn = NULL;
+    if (c)
+        c->open = 0;
+    if (worker) {
+        *worker = s->worker;
+        s->worker = NULL;
+        s->away = 1;
+    } else if (s->worker) {
+        worker_detach(s->worker);
+    }
+    unlock(s->bed);
+    if (c)
+        engine_stage_closed(s->bed->engine, c->attachment);
+}
+
+void engine_bed_kill_stage(struct engine_bed *b, uint32_t stage)
+{
+    struct worker *w;
+    drop_conn(&b->stages[stage], &w);
+    worker_destroy(w);
+}
+
+void engine_bed_break_stream(struct engine_bed *b, uint32_t stage)
+{
+    drop_conn(&b->stages[stage], NULL);
+}
+
+void engine_bed_silence(struct engine_bed *b, uint32_t stage, int on)
+{
+    lock(b);
+    b->stages[stage].silent = on;
+    unlock(b);
+}
+
+/* --- life ----------------------------------------------------------------------------------------------------------------------- */
+
+static void read_config(struct engine_bed *b)
+{
+    static const char *const fixed[] = {"bed", "--heartbeat-ms", "100", "--kv-block", "16"};
+    char *argv[MAX_FLAGS];
+    int n = 0;
+    struct error err = {0};
+    enum config_action action;
+    for (size_t i = 0; i < ARRAY_LEN(fixed); i++)
+        argv[n++] = (char *)(uintptr_t)fixed[i];
+    for (const char *const *f = b->o.flags; f && *f && n < MAX_FLAGS; f++)
+        argv[n++] = (char *)(uintptr_t)*f;
+    if (config_read(PROGRAM_COORDINATOR, n, argv, &b->config, &action, &err) != STATUS_OK)
+        fail_msg("%s", err.message);
+}
+
+struct engine_bed *engine_bed_open(const struct engine_bed_options *o)
+{
+    struct engine_bed *b = calloc(1, sizeof *b);
+    struct error err = {0};
+    assert_non_null(b);
+    b->o = *o;
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->changed, NULL);
+    read_config(b);
+    if (model_open(o->model_path, &b->model, &err) != STATUS_OK ||
+        split_plan(&b->model, o->n_stages, NULL, &b->split, &err) != STATUS_OK ||
+        tokenizer_create(b->model.gguf, &b->tokenizer, &err) != STATUS_OK)
+        fail_msg("%s", err.message);
+    if (b->config.context < 0)
+        b->config.context = b->model.hp.n_context;
+    b->config.stages = o->n_stages;
+    const struct engine_options eo = {&b->config, &b->model, b->tokenizer, &b->split, "bed"};
+    if (engine_create(&eo, &b->engine, &err) != STATUS_OK)
+        fail_msg("%s", err.message);
+    assert_int_equal(mem_hub_create(&b->hub), STATUS_OK);
+    for (uint32_t i = 0; i < o->n_stages; i++) {
+        b->stages[i] = (struct bed_stage){.bed = b, .index = i, .away = 1};
+        engine_bed_start_stage(b, i);
+    }
+    assert_int_equal(pthread_create(&b->beater, NULL, run_beater, b), 0);
+    return b;
+}
+
+void engine_bed_close(struct engine_bed *b)
+{
+    lock(b);
+    b->ending = 1;
+    unlock(b);
+    pthread_join(b->beater, NULL);
+    engine_stop(b->engine);
+    for (uint32_t i = 0; i < b->o.n_stages; i++)
+        worker_destroy(b->stages[i].worker);
+    engine_destroy(b->engine);
+    while (b->conns) {
+        struct bed_conn *c = b->conns;
+        b->conns = c->next;
+        free(c);
+    }
+    mem_hub_destroy(b->hub);
+    tokenizer_destroy(b->tokenizer);
+    model_close(&b->model);
+    pthread_mutex_destroy(&b->lock);
+    pthread_cond_destroy(&b->changed);
+    free(b);
+}
+
+struct engine *engine_bed_engine(struct engine_bed *b)
+{
+    return b->engine;
+}
+
+const struct model *engine_bed_model(const struct engine_bed *b)
+{
+    return &b->model;
+}
+
+const struct tokenizer *engine_bed_tokenizer(const struct engine_bed *b)
+{
+    return b->tokenizer;
+}
+
+void engine_bed_wait_ready(struct engine_bed *b)
+{
+    for (int64_t end_ns = clock_now_ns() + READY_MS * NS_PER_MS; !engine_ready(b->engine);) {
+        if (clock_now_ns() > end_ns)
+            fail_msg("not ready within %d ms", READY_MS);
+        sleep_ms(2);
+    }
+}
+
+/* --- requests ------------------------------------------------------------------------------------------------------------------- */
+
+static void take_ids(struct bed_request *r, const struct generate_event *e)
+{
+    CHECK(r->n_ids + e->n_ids <= BED_MAX_IDS);
+    memcpy(r->ids + r->n_ids, e->ids, e->n_ids * sizeof *r->ids);
+    r->n_ids += (uint32_t)e->n_ids;
+    CHECK(buf_append(&r->text, e->text.data, e->text.len) == STATUS_OK);
+}
+
+static enum status sink_send(void *ctx, const struct generate_event *e)
+{
+    struct bed_request *r = ctx;
+    enum status st = STATUS_OK;
+    lock(r->bed);
+    CHECK(r->n_finished == 0 && r->n_done == 0); /* nothing follows the end */
+    r->n_events++;
+    if (e->kind == GENERATE_ACCEPTED) {
+        CHECK(r->n_accepted == 0 && e->n_ids == r->n_prompt && memcmp(e->ids, r->prompt, r->n_prompt * sizeof *e->ids) == 0);
+        r->n_accepted++;
+    } else if (r->refuse_every && r->n_events % r->refuse_every == 0 && e->kind == GENERATE_TEXT) {
+        st = STATUS_FULL;
+    } else if (e->kind == GENERATE_TEXT) {
+        take_ids(r, e);
+    } else if (e->kind == GENERATE_DONE) {
+        r->n_done++;
+        r->done = *e;
+    }
+    pthread_cond_broadcast(&r->bed->changed);
+    unlock(r->bed);
+    return st;
+}
+
+static int64_t sink_stalled(void *ctx)
+{
+    (void)ctx;
+    return 0;
+}
+
+static void sink_finish(void *ctx, const struct error *err)
+{
+    struct bed_request *r = ctx;
+    lock(r->bed);
+    r->n_finished++;
+    if (err)
+        r->end = *err;
+    r->ended_ns = clock_now_ns();
+    pthread_cond_broadcast(&r->bed->changed);
+    unlock(r->bed);
+}
+
+static void sink_release(void *ctx)
+{
+    struct bed_request *r = ctx;
+    lock(r->bed);
+    r->n_released++;
+    pthread_cond_broadcast(&r->bed->changed);
+    unlock(r->bed);
+}
+
+struct bed_request *bed_request_new(struct engine_bed *b, const uint32_t *prompt, uint32_t n_prompt, int64_t max_tokens)
+{
+    struct bed_request *r = calloc(1, sizeof *r);
+    assert_non_null(r);
+    r->bed = b;
+    r->prompt = malloc((n_prompt + 1) * sizeof *prompt);
+    assert_non_null(r->prompt);
+    memcpy(r->prompt, prompt, n_prompt * sizeof *prompt);
+    r->n_prompt = n_prompt;
+    r->max_tokens = max_tokens;
+    r->sampler = (struct sampler_params){.top_p = 1};
+    buf_init(&r->text, 1 << 20);
+    return r;
+}
+
+void bed_submit(struct bed_request *r)
+{
+    struct engine_bed *b = r->bed;
+    struct error err = {0};
+    struct generate_request g = {.prompt = PROMPT_IDS, .ids = r->prompt, .n_ids = r->n_prompt, .sampler = r->sampler,
+                                 .has_seed = 1, .max_tokens = r->max_tokens, .deadline_ms = r->deadline_ms};
+    if (r->stop)
+        g.stop[g.n_stops++] = (struct bytes){r->stop, strlen(r->stop)};
+    const struct request_sink sink = {r, sink_send, sink_stalled, sink_finish, sink_release};
+    r->started_ns = clock_now_ns();
+    if (request_create(&g, "bed", &sink, ARENA_BYTES, &r->request, &err) != STATUS_OK ||
+        request_set_prompt(r->request, r->request->prompt_ids, r->n_prompt, (uint32_t)b->config.context, UINT32_MAX,
+                           tokenizer_n_vocab(b->tokenizer), &err) != STATUS_OK)
+        fail_msg("%s", err.message);
+    request_retain(r->request); /* the engine's */
+    enum status st = engine_submit(b->engine, r->request);
+    if (st == STATUS_OK)
+        return;
+    r->refused = 1;
+    error_set(&r->end, st, "refused");
+    request_release(r->request);
+}
+
+void bed_cancel(struct bed_request *r)
+{
+    atomic_store(&r->request->cancelled, 1);
+    engine_cancel(r->bed->engine, r->request);
+}
+
+int bed_ended(struct bed_request *r)
+{
+    lock(r->bed);
+    int ended = r->refused || r->n_finished > 0;
+    unlock(r->bed);
+    return ended;
+}
+
+uint32_t bed_n_ids(struct bed_request *r)
+{
+    lock(r->bed);
+    uint32_t n = r->n_ids;
+    unlock(r->bed);
+    return n;
+}
+
+static void wait_until(struct bed_request *r, const uint32_t *count, int ms, const char *what)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += ms / 1000;
+    until.tv_nsec += ms % 1000 * 1000000l;
+    if (until.tv_nsec >= 1000000000l) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000l;
+    }
+    int late = 0;
+    lock(r->bed);
+    while (*count == 0 && !late)
+        late = pthread_cond_timedwait(&r->bed->changed, &r->bed->lock, &until) != 0;
+    uint32_t n_ids = r->n_ids;
+    unlock(r->bed);
+    if (late)
+        fail_msg("a request of %u prompt and %u answer tokens was not %s within %d ms", r->n_prompt, n_ids, what, ms);
+}
+
+void bed_wait(struct bed_request *r, int ms)
+{
+    if (!r->refused)
+        wait_until(r, &r->n_finished, ms, "ended");
+}
+
+void bed_request_free(struct bed_request *r)
+{
+    if (r->request) {
+        request_release(r->request);
+        wait_until(r, &r->n_released, 5000, "released");
+        assert_int_equal(r->n_released, 1);
+        assert_int_equal(r->n_finished, r->refused ? 0 : 1);
+    }
+    buf_fini(&r->text);
+    free(r->prompt);
+    free(r);
+}
+
+/* --- quiet ------------------------------------------------------------------------------------------------------------------------ */
+
+static int is_quiet(const struct service_status *s)
+{
+    return s->queued + s->reading + s->decoding + s->parked == 0 && s->blocks_live == 0 && s->blocks_draining == 0 &&
+           s->blocks_free + s->blocks_cached == s->blocks_total && s->queue_requests == 0 && s->queue_tokens == 0 &&
+           s->accepted == s->done + s->failed + s->cancelled && s->ticks_in_flight == 0;
+}
+
+void engine_bed_assert_quiet(struct engine_bed *b)
+{
+    struct service_status *s = malloc(sizeof *s);
+    assert_non_null(s);
+    int64_t end_ns = clock_now_ns() + NS_PER_S;
+    do {
+        engine_status(b->engine, s);
+        sleep_ms(2);
+    } while (!is_quiet(s) && clock_now_ns() < end_ns);
+    if (!is_quiet(s))
+        fail_msg("not quiet: queued %llu reading %llu decoding %llu, blocks free %u live %u draining %u of %u, accepted %llu = "
+                 "done %llu + failed %llu + cancelled %llu, %u ticks in flight",
+                 (unsigned long long)s->queued, (unsigned long long)s->reading, (unsigned long long)s->decoding, s->blocks_free,
+                 s->blocks_live, s->blocks_draining, s->blocks_total, (unsigned long long)s->accepted,
+                 (unsigned long long)s->done, (unsigned long long)s->failed, (unsigned long long)s->cancelled,
+                 s->ticks_in_flight);
+    for (uint32_t i = 0; i < s->n_slots; i++)
+        assert_string_equal(s->slots[i].state, "free");
+    free(s);
+}

@@ -1,0 +1,78 @@
+/* tests/lib/engine_bed.h - the real engine and real stage workers in one process, without gRPC.
+ *
+ * Purpose    Joins coordinator/engine and S stage workers (any compute, in-process links) by direct calls: what an Attach
+ *            stream carries goes from port to worker_post and from the worker's send to engine_stage_message. A thread beats
+ *            for all stages and attaches again what the engine dropped. Requests are made, watched and judged here.
+ * Ownership  engine_bed_open/engine_bed_close. A bed_request belongs to the bed until bed_request_free.
+ * Threading  The bed's functions: the test's thread. Sinks run on the engine's thread and write under the bed's lock.
+ * Invariants Every request that was submitted gets exactly one finish and one release, also when the engine stops.
+ * Errors     Failed cmocka assertions.
+ */
+#ifndef SLUICE_TESTS_LIB_ENGINE_BED_H
+#define SLUICE_TESTS_LIB_ENGINE_BED_H
+
+#include "coordinator/engine.h"
+#include "coordinator/request.h"
+#include "stage/worker.h"
+
+enum { BED_MAX_STAGES = 4, BED_MAX_IDS = 4096 };
+
+struct engine_bed_options {
+    const char *model_path;
+    uint32_t n_stages;
+    const char *const *flags; /* of sluice-coordinator, NULL at the end: "--slots", "4", ... */
+    enum status (*create)(void *ctx, uint32_t stage, struct compute **out, struct error *err);
+    void *ctx;
+};
+
+struct engine_bed;
+
+struct engine_bed *engine_bed_open(const struct engine_bed_options *o);
+void engine_bed_close(struct engine_bed *b); /* stops what still runs */
+struct engine *engine_bed_engine(struct engine_bed *b);
+const struct model *engine_bed_model(const struct engine_bed *b);
+const struct tokenizer *engine_bed_tokenizer(const struct engine_bed *b);
+void engine_bed_wait_ready(struct engine_bed *b);
+
+/* The process of a stage is gone, from one moment to the next. It stays away until engine_bed_start_stage. */
+void engine_bed_kill_stage(struct engine_bed *b, uint32_t stage);
+void engine_bed_start_stage(struct engine_bed *b, uint32_t stage);
+/* Its stream breaks and stands again; the process lives. */
+void engine_bed_break_stream(struct engine_bed *b, uint32_t stage);
+/* Nothing comes from this stage while on: what a frozen process does. */
+void engine_bed_silence(struct engine_bed *b, uint32_t stage, int on);
+
+struct bed_request {
+    /* as asked */
+    uint32_t *prompt;
+    uint32_t n_prompt;
+    struct sampler_params sampler;
+    int64_t max_tokens;
+    const char *stop;      /* NULL: none */
+    uint32_t refuse_every; /* > 0: the sink is full at every n-th event, as with a slow reader */
+    int64_t deadline_ms;
+    /* what came; read it after bed_wait, or under engine_bed_lock */
+    struct engine_bed *bed;
+    struct request *request;
+    uint32_t ids[BED_MAX_IDS], n_ids, n_events, n_accepted, n_done, n_finished, n_released;
+    struct buf text;
+    struct generate_event done;
+    struct error end;      /* of finish: status OK when it ended well */
+    int refused;           /* engine_submit took it not: no events follow */
+    int64_t started_ns, ended_ns;
+};
+
+struct bed_request *bed_request_new(struct engine_bed *b, const uint32_t *prompt, uint32_t n_prompt, int64_t max_tokens);
+/* Creates and hands it to the engine; limits are checked as the text workers do. */
+void bed_submit(struct bed_request *r);
+void bed_cancel(struct bed_request *r); /* as a client that leaves */
+int bed_ended(struct bed_request *r);
+uint32_t bed_n_ids(struct bed_request *r);
+/* Waits for the end; fails the test after ms. */
+void bed_wait(struct bed_request *r, int ms);
+void bed_request_free(struct bed_request *r);
+
+/* Waits (at most a second) until nothing runs and every sum of the status says so. */
+void engine_bed_assert_quiet(struct engine_bed *b);
+
+#endif

@@ -1,0 +1,504 @@
+/* The engine with fake stages: whatever comes and goes, each request gets one end, and its text is the reference's. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "common/base/rand.h"
+#include "tests/lib/engine_bed.h"
+#include "tests/lib/fake_compute.h"
+
+enum { WAIT_MS = 20000, MAX_REQUESTS = 160 };
+#define MODEL SLUICE_VECTORS "/tiny/llama-f32.gguf"
+#define FLAGS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static uint64_t seed = 3, draws;
+
+static uint32_t below(uint32_t n)
+{
+    return (uint32_t)(rand_at(seed, draws++) % n);
+}
+
+static void sleep_ms(uint32_t ms)
+{
+    usleep(ms * 1000);
+}
+
+/* --- a bed with a script, and requests that know their reference ------------------------------------------------------------- */
+
+struct bed {
+    struct engine_bed *b;
+    char script[64];
+    struct bed_request *r[MAX_REQUESTS];
+    uint32_t n;
+};
+
+static enum status create_fake(void *ctx, uint32_t stage, struct compute **out, struct error *err)
+{
+    return fake_compute_create(&(struct fake_options){.stage = stage, .script_path = ctx}, out, err);
+}
+
+static struct bed *bed_open(uint32_t n_stages, const char *script, const char *const *flags)
+{
+    struct bed *t = calloc(1, sizeof *t);
+    assert_non_null(t);
+    snprintf(t->script, sizeof t->script, "/tmp/sluice-test-XXXXXX");
+    int fd = mkstemp(t->script);
+    assert_true(fd >= 0 && write(fd, script, strlen(script)) == (ssize_t)strlen(script));
+    close(fd);
+    const struct engine_bed_options o = {
+        .model_path = MODEL, .n_stages = n_stages, .flags = flags, .create = create_fake, .ctx = t->script};
+    t->b = engine_bed_open(&o);
+    engine_bed_wait_ready(t->b);
+    return t;
+}
+
+static void bed_close(struct bed *t)
+{
+    for (uint32_t i = 0; i < t->n; i++)
+        bed_request_free(t->r[i]);
+    engine_bed_close(t->b);
+    unlink(t->script);
+    free(t);
+}
+
+static struct bed_request *add(struct bed *t, uint32_t n_prompt, uint32_t n_out)
+{
+    uint32_t prompt[512];
+    CHECK(t->n < MAX_REQUESTS && n_prompt <= ARRAY_LEN(prompt));
+    for (uint32_t i = 0; i < n_prompt; i++)
+        prompt[i] = below(FAKE_VOCAB);
+    struct bed_request *r = bed_request_new(t->b, prompt, n_prompt, n_out);
+    if (below(3) == 0) {
+        r->sampler.temperature = 1;
+        r->sampler.seed = below(1u << 30);
+    }
+    return t->r[t->n++] = r;
+}
+
+static struct bed_request *start(struct bed *t, uint32_t n_prompt, uint32_t n_out)
+{
+    struct bed_request *r = add(t, n_prompt, n_out);
+    bed_submit(r);
+    return r;
+}
+
+/* Ids are the reference's, all of them when it ended well; the text is theirs. */
+static void check_answer(struct bed *t, const struct bed_request *r)
+{
+    int32_t want[BED_MAX_IDS];
+    struct buf text;
+    uint32_t n = (uint32_t)(r->max_tokens > 0 ? r->max_tokens : 512 - r->n_prompt);
+    fake_reference(engine_bed_model(t->b)->hp.n_layers, &r->sampler, r->prompt, r->n_prompt, want, n);
+    assert_true(r->n_ids <= n);
+    assert_memory_equal(r->ids, want, r->n_ids * sizeof *want);
+    if (r->end.status != STATUS_OK || r->stop)
+        return;
+    assert_int_equal(r->n_done, 1);
+    assert_int_equal(r->n_ids, n);
+    assert_int_equal(r->done.finish, FINISH_LENGTH);
+    assert_int_equal(r->done.usage.prompt_tokens, r->n_prompt);
+    assert_int_equal(r->done.usage.completion_tokens, n);
+    buf_init(&text, 1 << 20);
+    struct detokenizer d;
+    detokenizer_init(&d, engine_bed_tokenizer(t->b), 0);
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(detokenizer_push(&d, (uint32_t)want[i], &text), STATUS_OK);
+    assert_int_equal(detokenizer_finish(&d, &text), STATUS_OK);
+    assert_int_equal(r->text.len, text.len);
+    assert_memory_equal(r->text.data, text.data, text.len);
+    buf_fini(&text);
+}
+
+static void wait_all(struct bed *t)
+{
+    for (uint32_t i = 0; i < t->n; i++) {
+        bed_wait(t->r[i], WAIT_MS);
+        check_answer(t, t->r[i]);
+    }
+}
+
+static void wait_ids(struct bed_request *r, uint32_t n)
+{
+    for (int64_t end_ns = clock_now_ns() + 5 * NS_PER_S; bed_n_ids(r) < n && !bed_ended(r);) {
+        if (clock_now_ns() > end_ns)
+            fail_msg("%u ids did not come within 5 s", n);
+        usleep(200);
+    }
+}
+
+static void canary(struct bed *t)
+{
+    struct bed_request *r = start(t, 20, 8);
+    bed_wait(r, WAIT_MS);
+    assert_int_equal(r->end.status, STATUS_OK);
+    check_answer(t, r);
+}
+
+/* --- tests --------------------------------------------------------------------------------------------------------------------------- */
+
+static void engine_gives_reference_texts_to_all_when_many_come_and_leave(void **state)
+{
+    (void)state;
+    for (uint32_t n_stages = 1; n_stages <= 3; n_stages++) {
+        struct bed *t = bed_open(n_stages, "tick_us 100\n", FLAGS("--slots", "4", "--queue-requests", "200"));
+        uint32_t n_cancelled = 0, n_good = 0;
+        for (int i = 0; i < 60; i++) {
+            struct bed_request *r = add(t, 1 + below(i % 5 ? 40 : 300), 1 + below(40));
+            r->refuse_every = below(4) == 0 ? 2 + below(3) : 0;
+            bed_submit(r);
+            if (below(4) == 0)
+                bed_cancel(t->r[below(t->n)]);
+            usleep(below(3) * 700);
+        }
+        wait_all(t);
+        for (uint32_t i = 0; i < t->n; i++) {
+            enum status s = t->r[i]->end.status;
+            if (s != STATUS_OK && s != STATUS_CANCELLED)
+                fail_msg("request %u of %u stages: %s: %s", i, n_stages, status_name(s), t->r[i]->end.message);
+            n_good += s == STATUS_OK;
+            n_cancelled += s == STATUS_CANCELLED;
+        }
+        assert_true(n_good > 30 && n_cancelled > 0);
+        engine_bed_assert_quiet(t->b);
+        bed_close(t);
+    }
+}
+
+static void engine_with_a_full_queue_says_when_to_come_again(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 300\n", FLAGS("--slots", "2", "--queue-requests", "5"));
+    uint32_t n_ok = 0, n_full = 0;
+    for (int i = 0; i < 40; i++)
+        start(t, 10, 20);
+    wait_all(t);
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct error *e = &t->r[i]->end;
+        if (e->status == STATUS_QUEUE_FULL) {
+            n_full++;
+            assert_in_range(e->retry_after_s, 1, 60);
+            assert_int_equal(t->r[i]->n_events, 0);
+        } else {
+            assert_int_equal(e->status, STATUS_OK);
+            n_ok++;
+        }
+    }
+    if (n_ok < 7 || n_full == 0)
+        fail_msg("%u served, %u refused", n_ok, n_full);
+    canary(t); /* a refused client's next turn */
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_frees_a_slot_whatever_tick_its_client_leaves_at(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(3, "tick_us 400\n", FLAGS("--slots", "2"));
+    struct bed_request *beside = start(t, 30, 400);
+    for (int offset = 0; offset <= 24; offset++) {
+        struct bed_request *r = start(t, 1 + below(60), 200);
+        usleep((useconds_t)offset * 200);
+        bed_cancel(r);
+        int64_t left_ns = clock_now_ns();
+        bed_wait(r, 1000);
+        assert_int_equal(r->end.status, STATUS_CANCELLED);
+        assert_true(clock_now_ns() - left_ns < NS_PER_S);
+    }
+    bed_wait(beside, WAIT_MS);
+    assert_int_equal(beside->end.status, STATUS_OK);
+    check_answer(t, beside);
+    canary(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_starts_waiting_requests_in_their_order(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(1, "tick_us 200\n", FLAGS("--slots", "1"));
+    for (int i = 0; i < 12; i++)
+        start(t, 1 + below(100), 4);
+    wait_all(t);
+    for (uint32_t i = 1; i < t->n; i++)
+        assert_true(t->r[i]->ended_ns > t->r[i - 1]->ended_ns);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+enum loss { LOSS_KILL, LOSS_STREAM, LOSS_SILENCE, LOSS_KINDS };
+
+/* Running ones end with one retryable error within 2 s, the waiting ones end well once the stage is back. */
+static void lose(struct bed *t, uint32_t stage, enum loss kind)
+{
+    struct bed_request *running[2], *queued[3];
+    for (int i = 0; i < 2; i++)
+        running[i] = start(t, 20 + 100 * (uint32_t)i, 350);
+    wait_ids(running[0], 3);
+    wait_ids(running[1], 1);
+    for (int i = 0; i < 3; i++)
+        queued[i] = start(t, 10, 10);
+    sleep_ms(5);
+    int64_t lost_ns = clock_now_ns();
+    if (kind == LOSS_KILL)
+        engine_bed_kill_stage(t->b, stage);
+    else if (kind == LOSS_STREAM)
+        engine_bed_break_stream(t->b, stage);
+    else
+        engine_bed_silence(t->b, stage, 1);
+    for (int i = 0; i < 2; i++) {
+        bed_wait(running[i], 2000);
+        if (running[i]->end.status != STATUS_PIPELINE_LOST)
+            fail_msg("stage %u, loss %d: %s: %s", stage, (int)kind, status_name(running[i]->end.status), running[i]->end.message);
+        assert_true(status_retryable(running[i]->end.status));
+        assert_true(running[i]->ended_ns - lost_ns < 2 * NS_PER_S);
+        check_answer(t, running[i]);
+    }
+    if (kind == LOSS_KILL) {
+        sleep_ms(10);
+        assert_false(engine_ready(engine_bed_engine(t->b)));
+        for (int i = 0; i < 3; i++)
+            assert_false(bed_ended(queued[i]));
+        engine_bed_start_stage(t->b, stage);
+    } else if (kind == LOSS_SILENCE) {
+        engine_bed_silence(t->b, stage, 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        bed_wait(queued[i], WAIT_MS);
+        assert_int_equal(queued[i]->end.status, STATUS_OK);
+        check_answer(t, queued[i]);
+    }
+}
+
+static void engine_survives_the_loss_of_each_stage(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(3, "tick_us 1000\n", FLAGS("--slots", "2"));
+    for (int kind = 0; kind < LOSS_KINDS; kind++)
+        for (uint32_t stage = 0; stage < (kind == LOSS_SILENCE ? 1 : 3); stage++)
+            lose(t, stage, kind);
+    canary(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_survives_stages_that_come_and_go_at_random(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 200\n", FLAGS("--slots", "3"));
+    for (int round = 0; round < 12; round++) {
+        for (int i = 0; i < 6; i++)
+            start(t, 1 + below(60), 1 + below(60));
+        usleep(below(8000));
+        uint32_t stage = below(2);
+        if (below(2)) {
+            engine_bed_kill_stage(t->b, stage);
+            usleep(below(4000));
+            engine_bed_start_stage(t->b, stage);
+        } else {
+            engine_bed_break_stream(t->b, stage);
+        }
+        bed_cancel(t->r[below(t->n)]);
+        usleep(below(20000));
+    }
+    wait_all(t);
+    for (uint32_t i = 0; i < t->n; i++) {
+        enum status s = t->r[i]->end.status;
+        assert_true(s == STATUS_OK || s == STATUS_CANCELLED || s == STATUS_PIPELINE_LOST);
+    }
+    engine_bed_wait_ready(t->b);
+    canary(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_without_a_stage_refuses_after_the_recovery_time(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 500\n", FLAGS("--slots", "1", "--recovery-timeout-ms", "300"));
+    struct bed_request *running = start(t, 10, 300), *queued = start(t, 10, 10);
+    wait_ids(running, 2);
+    engine_bed_kill_stage(t->b, 1);
+    bed_wait(queued, 3000);
+    assert_int_equal(running->end.status, STATUS_PIPELINE_LOST);
+    assert_int_equal(queued->end.status, STATUS_PIPELINE);
+    assert_true(queued->end.retry_after_s >= 1);
+    assert_true(queued->ended_ns - running->ended_ns > 250 * NS_PER_MS);
+    struct bed_request *late = start(t, 10, 10);
+    bed_wait(late, 1000);
+    assert_int_equal(late->end.status, STATUS_PIPELINE);
+    engine_bed_start_stage(t->b, 1);
+    engine_bed_wait_ready(t->b);
+    canary(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_passes_a_failed_tick_on_and_goes_on(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 300\nstage 1 fail_tick 40 OUT_OF_MEMORY\n", FLAGS("--slots", "2"));
+    struct bed_request *r = start(t, 10, 300);
+    bed_wait(r, WAIT_MS);
+    assert_int_equal(r->end.status, STATUS_PIPELINE_LOST);
+    assert_non_null(strstr(r->end.message, "stage 1"));
+    check_answer(t, r);
+    engine_bed_wait_ready(t->b);
+    canary(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_ends_one_request_for_bad_logits(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(1, "tick_us 300\nbad_logits_tick 30\n", FLAGS("--slots", "2"));
+    struct bed_request *r = start(t, 10, 300);
+    bed_wait(r, WAIT_MS);
+    assert_int_equal(r->end.status, STATUS_BAD_LOGITS);
+    assert_true(status_retryable(r->end.status));
+    check_answer(t, r);
+    canary(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_refuses_what_the_pool_can_never_hold_and_makes_the_rest_wait(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 100\n", FLAGS("--slots", "4", "--kv-blocks", "6"));
+    struct bed_request *never = start(t, 90, 8);
+    bed_wait(never, 1000);
+    assert_int_equal(never->end.status, STATUS_BAD_REQUEST);
+    assert_string_equal(never->end.code, "kv_pool_exceeded");
+    for (int i = 0; i < 10; i++)
+        start(t, 20 + below(60), 1 + below(16));
+    for (uint32_t i = 1; i < t->n; i++) {
+        bed_wait(t->r[i], WAIT_MS);
+        assert_int_equal(t->r[i]->end.status, STATUS_OK);
+        check_answer(t, t->r[i]);
+    }
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_ends_waits_and_runs_at_their_time(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(1, "tick_us 1000\n", FLAGS("--slots", "1", "--queue-wait-ms", "150"));
+    struct bed_request *first = start(t, 10, 450), *waits = start(t, 10, 10);
+    bed_wait(waits, 2000);
+    assert_int_equal(waits->end.status, STATUS_QUEUE_WAIT);
+    assert_in_range(waits->end.retry_after_s, 1, 60);
+    assert_true(waits->ended_ns - waits->started_ns >= 150 * NS_PER_MS);
+    bed_cancel(first);
+    struct bed_request *r = add(t, 10, 450);
+    r->deadline_ms = 100;
+    bed_submit(r);
+    bed_wait(r, 2000);
+    assert_int_equal(r->end.status, STATUS_TIMEOUT);
+    assert_true(r->n_ids > 0);
+    check_answer(t, r);
+    canary(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_drains_and_takes_requests_again(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 300\n", FLAGS("--slots", "2"));
+    struct engine *e = engine_bed_engine(t->b);
+    for (int i = 0; i < 4; i++)
+        start(t, 10, 30);
+    engine_drain(e, 1);
+    struct bed_request *late = start(t, 10, 10);
+    bed_wait(late, 2000);
+    assert_int_equal(late->end.status, STATUS_DRAINING);
+    for (uint32_t i = 0; i < 4; i++) {
+        bed_wait(t->r[i], WAIT_MS);
+        assert_int_equal(t->r[i]->end.status, STATUS_OK);
+        check_answer(t, t->r[i]);
+    }
+    engine_bed_assert_quiet(t->b);
+    assert_true(engine_idle(e));
+    assert_false(engine_ready(e));
+    engine_drain(e, 0);
+    canary(t);
+    bed_close(t);
+}
+
+static void engine_that_stops_ends_everything_once(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 500\n", FLAGS("--slots", "2"));
+    for (int i = 0; i < 6; i++)
+        start(t, 1 + below(200), 300);
+    wait_ids(t->r[0], 1);
+    engine_stop(engine_bed_engine(t->b));
+    for (uint32_t i = 0; i < t->n; i++) {
+        bed_wait(t->r[i], 10);
+        assert_int_equal(t->r[i]->end.status, STATUS_DRAINING);
+        check_answer(t, t->r[i]);
+    }
+    struct bed_request *late = start(t, 10, 10);
+    assert_int_equal(late->refused, 1);
+    assert_int_equal(late->end.status, STATUS_DRAINING);
+    bed_close(t);
+}
+
+static void engine_stops_at_a_stop_string_and_gives_the_text_before_it(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 100\n", FLAGS("--slots", "2"));
+    struct bed_request *whole = start(t, 12, 60);
+    bed_wait(whole, WAIT_MS);
+    const char *text = whole->text.data;
+    size_t at = 20;
+    while (at + 3 < whole->text.len && (text[at] <= 0 || text[at + 1] <= 0 || text[at + 2] <= 0))
+        at++;
+    char stop[4] = {text[at], text[at + 1], text[at + 2], 0};
+    assert_int_equal(strlen(stop), 3);
+    size_t want = (size_t)((const char *)memmem(text, whole->text.len, stop, 3) - text);
+    struct bed_request *r = bed_request_new(t->b, whole->prompt, whole->n_prompt, 60);
+    t->r[t->n++] = r;
+    r->sampler = whole->sampler;
+    r->stop = stop;
+    bed_submit(r);
+    bed_wait(r, WAIT_MS);
+    assert_int_equal(r->done.finish, FINISH_STOP);
+    assert_int_equal(r->text.len, want);
+    assert_memory_equal(r->text.data ? r->text.data : "", text, want);
+    check_answer(t, r);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(engine_gives_reference_texts_to_all_when_many_come_and_leave),
+        cmocka_unit_test(engine_with_a_full_queue_says_when_to_come_again),
+        cmocka_unit_test(engine_frees_a_slot_whatever_tick_its_client_leaves_at),
+        cmocka_unit_test(engine_starts_waiting_requests_in_their_order),
+        cmocka_unit_test(engine_survives_the_loss_of_each_stage),
+        cmocka_unit_test(engine_survives_stages_that_come_and_go_at_random),
+        cmocka_unit_test(engine_without_a_stage_refuses_after_the_recovery_time),
+        cmocka_unit_test(engine_passes_a_failed_tick_on_and_goes_on),
+        cmocka_unit_test(engine_ends_one_request_for_bad_logits),
+        cmocka_unit_test(engine_refuses_what_the_pool_can_never_hold_and_makes_the_rest_wait),
+        cmocka_unit_test(engine_ends_waits_and_runs_at_their_time),
+        cmocka_unit_test(engine_drains_and_takes_requests_again),
+        cmocka_unit_test(engine_that_stops_ends_everything_once),
+        cmocka_unit_test(engine_stops_at_a_stop_string_and_gives_the_text_before_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
