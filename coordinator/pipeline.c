@@ -197,7 +197,7 @@ static void look_at_strangers(struct pipeline *p, int64_t now_ns)
 /* Why this stage has to go now; STATUS_OK: it has not. */
 static enum status judge(const struct pipeline *p, const struct stage_entry *e, int64_t now_ns, struct error *why)
 {
-    int64_t silent_ms = (now_ns - e->heard_ns) / NS_PER_MS, still_ms = (now_ns - e->progress_ns) / NS_PER_MS;
+    int64_t silent_ms = (now_ns - e->heard_ns) / NS_PER_MS;
     unsigned stage = e->hello.stage;
     if (silent_ms > (int64_t)HEARTBEATS_MISSED * p->heartbeat_ms)
         return error_set(why, STATUS_TIMEOUT, "stage %u: not heard for %lld ms", stage, (long long)silent_ms);
@@ -205,8 +205,6 @@ static enum status judge(const struct pipeline *p, const struct stage_entry *e, 
         return now_ns - e->assigned_ns <= LOAD_NS
                    ? STATUS_OK
                    : error_set(why, STATUS_TIMEOUT, "stage %u: not loaded in %lld s", stage, (long long)(LOAD_NS / NS_PER_S));
-    if (e->busy && still_ms > p->stuck_ms)
-        return error_set(why, STATUS_TIMEOUT, "stage %u: stuck, no layer done for %lld ms", stage, (long long)still_ms);
     if (e->missed_steps >= MAX_MISSED_STEPS)
         return error_set(why, STATUS_TIMEOUT, "stage %u: missed the deadline of %u epoch steps", stage, e->missed_steps);
     return STATUS_OK;
@@ -220,6 +218,34 @@ static void look_at_stages(struct pipeline *p, int64_t now_ns)
         if (e->attachment != 0 && judge(p, e, now_ns, &why) != STATUS_OK)
             lose(p, i, &why, 1, now_ns);
     }
+}
+
+/* A stuck stage makes others wait: those behind it for its frame of the same tick, stage 0 for the ids of a tick that it has
+ * itself done. So of all that stand still within a tick, the one at the oldest tick, and of these the first, is to blame. */
+static int stuck_stage(const struct pipeline *p, int64_t now_ns)
+{
+    int stuck = STAGE_NONE;
+    for (uint32_t i = 0; i < p->n_stages; i++) {
+        const struct stage_entry *e = stage_table_at(p->stages, i);
+        if ((e->state != STAGE_LINKING && e->state != STAGE_READY) || !e->busy ||
+            now_ns - e->progress_ns <= p->stuck_ms * NS_PER_MS)
+            continue;
+        if (stuck == STAGE_NONE || e->tick < stage_table_at(p->stages, (uint32_t)stuck)->tick)
+            stuck = (int)i;
+    }
+    return stuck;
+}
+
+static void look_for_stuck(struct pipeline *p, int64_t now_ns)
+{
+    int stuck = stuck_stage(p, now_ns);
+    if (stuck == STAGE_NONE)
+        return;
+    struct error why;
+    const struct stage_entry *e = stage_table_at(p->stages, (uint32_t)stuck);
+    error_set(&why, STATUS_TIMEOUT, "stage %d: stuck at tick %llu, no layer done for %lld ms", stuck,
+              (unsigned long long)e->tick, (long long)((now_ns - e->progress_ns) / NS_PER_MS));
+    lose(p, (uint32_t)stuck, &why, 1, now_ns);
 }
 
 static void look_at_step(struct pipeline *p, int64_t now_ns)
@@ -240,11 +266,12 @@ static void look_at_step(struct pipeline *p, int64_t now_ns)
     fall(p, first, &why, now_ns);
 }
 
-/* Ticks are in flight, and neither a result came nor a layer was done anywhere. */
+/* Ticks are in flight, neither a result came nor a layer was done anywhere, and no stage was found to be stuck in the time
+ * that heartbeats take to say so: a message was lost. */
 static void look_at_ticks(struct pipeline *p, int64_t now_ns)
 {
-    if (p->state != PIPELINE_RUNNING || p->sent_tick == p->retired_tick ||
-        now_ns - p->progress_ns <= p->stuck_ms * NS_PER_MS)
+    int64_t longest_ms = p->stuck_ms + HEARTBEATS_MISSED * p->heartbeat_ms;
+    if (p->state != PIPELINE_RUNNING || p->sent_tick == p->retired_tick || now_ns - p->progress_ns <= longest_ms * NS_PER_MS)
         return;
     struct error why;
     error_set(&why, STATUS_TIMEOUT, "tick %llu: no progress at any stage for %lld ms", (unsigned long long)p->retired_tick + 1,
@@ -257,6 +284,7 @@ int64_t pipeline_time(struct pipeline *p, int64_t now_ns)
     pipeline__enter(p, now_ns);
     look_at_strangers(p, now_ns);
     look_at_stages(p, now_ns);
+    look_for_stuck(p, now_ns);
     look_at_step(p, now_ns);
     look_at_ticks(p, now_ns);
     pipeline__advance(p, now_ns);

@@ -183,6 +183,7 @@ void stage_table_heartbeat(struct stage_table *t, uint32_t stage, const struct m
     if (!h->busy || !e->busy)
         e->progress_ns = now_ns; /* its tick has only just begun, or there is none */
     e->busy = h->busy != 0;
+    e->tick = h->tick;
     stage_table_progress(t, stage, h->layer_counter, now_ns);
 }
 

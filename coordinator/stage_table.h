@@ -37,7 +37,8 @@ struct stage_entry {
     int64_t heard_ns;          /* last message of any kind */
     int64_t progress_ns;       /* when layer_counter last grew, or the stage was last not busy */
     uint64_t layer_counter;
-    uint32_t busy;             /* as its last heartbeat said */
+    uint32_t busy;             /* as its last heartbeat said; waiting for a neighbour within a tick counts */
+    uint64_t tick;             /* the one that it is at, as its last heartbeat said */
     uint64_t acked, linked;    /* epoch numbers it acknowledged and said READY for, 0: none */
     uint32_t missed_steps;     /* deadlines of epoch steps it missed in a row */
     int64_t last_tick_ns;      /* when a timing of it last came, 0: never */

@@ -377,6 +377,30 @@ static void a_stuck_stage_is_told_to_end_and_a_slow_one_is_not(void **state)
     fakes_fini(&f);
 }
 
+/* Stage 1 of 3 is stuck at tick 4; stage 0 waits at tick 5 for its ids, stage 2 at tick 4 for its frame. */
+static void of_stages_that_wait_for_each_other_the_stuck_one_is_blamed(void **state)
+{
+    (void)state;
+    static const uint64_t at[3] = {5, 4, 4};
+    struct fakes f;
+    fakes_init(&f, 3);
+    fakes_settle(&f);
+    assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+    for (int i = 0; i < 110 && !f.n_lost; i++) {
+        f.now_ns += 100 * NS_PER_MS;
+        for (int k = 0; k < 3; k++) {
+            f.fake[k].tick = at[k];
+            fake_heartbeat(&f.fake[k], 1);
+        }
+        pipeline_time(f.p, f.now_ns);
+        fakes_events(&f);
+    }
+    assert_int_equal(f.event.stage, 1);
+    assert_true(!f.fake[0].exited && f.fake[1].exited && !f.fake[2].exited);
+    fakes_settle(&f);
+    fakes_fini(&f);
+}
+
 static void a_tick_without_any_progress_ends_the_epoch(void **state)
 {
     (void)state;
@@ -386,7 +410,7 @@ static void a_tick_without_any_progress_ends_the_epoch(void **state)
     fakes_sleep(&f, 60000); /* idling is no crime */
     assert_int_equal(f.n_lost, 0);
     assert_int_equal(fakes_send_plan(&f), STATUS_OK);
-    fakes_sleep(&f, 9900); /* nobody says that it is busy */
+    fakes_sleep(&f, 11100); /* nobody says that it is busy */
     assert_int_equal(f.n_lost, 0);
     fakes_sleep(&f, 300);
     assert_int_equal(f.n_lost, 1);
@@ -568,6 +592,7 @@ int main(void)
         cmocka_unit_test(a_step_that_is_not_answered_is_tried_again_and_its_stage_replaced),
         cmocka_unit_test(loading_may_take_minutes_while_heartbeats_live),
         cmocka_unit_test(a_stuck_stage_is_told_to_end_and_a_slow_one_is_not),
+        cmocka_unit_test(of_stages_that_wait_for_each_other_the_stuck_one_is_blamed),
         cmocka_unit_test(a_tick_without_any_progress_ends_the_epoch),
         cmocka_unit_test(a_stop_of_the_coordinator_itself_blames_nobody),
         cmocka_unit_test(stale_messages_are_dropped_and_counted),
