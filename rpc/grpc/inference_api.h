@@ -45,7 +45,8 @@ struct generate_request {
     int ignore_eos;
     int batch_priority;           /* 0 interactive, 1 batch */
     int64_t deadline_ms;          /* 0: none */
-    struct bytes client;          /* believed from peers with the secret only */
+    struct bytes client;          /* server side: the claimed name from peers with the secret (or where none is set), else
+                                   * "key-" and a hash of the bearer, else generate_call_peer: never to be checked again */
     const uint32_t *resume_ids;   /* ids already delivered (reserved for recovery) */
     size_t n_resume_ids;
     int no_cache;                 /* cache_prompt: false */
@@ -117,7 +118,8 @@ const char *generate_call_peer(const struct generate_call *c);     /* "ipv4:127.
 enum status generate_call_send(struct generate_call *c, const struct generate_event *e);
 size_t generate_call_unsent_bytes(const struct generate_call *c);
 int64_t generate_call_stalled_since_ns(const struct generate_call *c); /* 0: the peer reads; else start of the wait */
-/* err NULL: OK. After what is queued has been sent. Once; later calls are ignored. */
+/* err NULL: OK. After what is queued has been sent, within 30 s; STATUS_WRITE_STALLED: the call is broken off at once, since
+ * a status behind the queue would never leave. Once; later calls are ignored. */
 void generate_call_finish(struct generate_call *c, const struct error *err);
 
 void unary_call_fail(struct unary_call *c, const struct error *err);

@@ -22,7 +22,8 @@ struct stages_service {
     void (*on_attach)(void *ctx, struct stage_conn *c);
     void (*on_message)(void *ctx, struct stage_conn *c, const struct from_stage *m); /* a result passes to the callee */
     void (*on_closed)(void *ctx, struct stage_conn *c);
-    struct result *(*result_acquire)(void *ctx); /* NULL: too many in flight, a protocol error */
+    /* NULL: too many in flight, a protocol error. One whose message turns out bad is kept for the next result. */
+    struct result *(*result_acquire)(void *ctx);
 };
 
 enum status stages_service_add(struct rpc_server *s, const struct stages_service *svc);
@@ -43,8 +44,11 @@ struct stage_client_events {
     void *ctx;
     void (*on_open)(void *ctx);                              /* the stream stands: send HELLO */
     void (*on_message)(void *ctx, const struct to_stage *m); /* a plan passes to the callee */
-    void (*on_closed)(void *ctx, const struct error *why);   /* a new attempt follows by itself after 50-100 ms */
-    struct plan *(*plan_acquire)(void *ctx);                 /* NULL: more than the window, a protocol error */
+    /* After on_open, and for a refusal (a wrong secret); not for an attempt that found nobody. A new attempt follows by
+     * itself after 50-100 ms. */
+    void (*on_closed)(void *ctx, const struct error *why);
+    /* NULL: more than the window, a protocol error. One whose message turns out bad is kept for the next plan. */
+    struct plan *(*plan_acquire)(void *ctx);
 };
 
 enum status stage_client_create(struct rpc_channel *c, const struct stage_client_events *ev, struct stage_client **out,

@@ -421,6 +421,130 @@ static void generate_client_without_the_secret_is_named_by_its_key(void **state)
     fixture_stop(&f);
 }
 
+/* --- many at once ------------------------------------------------------------------------------------------------------ */
+
+enum { N_STREAMS = 100, N_TEXTS = 40, N_WRITERS = 3 };
+
+static struct {
+    pthread_mutex_t lock;
+    struct generate_call *calls[N_STREAMS];
+    int n_calls, n_closed, stop;
+    int n_ended, n_ok;
+    size_t n_chars;
+} many = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void many_generate(void *ctx, struct generate_call *call, const struct generate_request *r)
+{
+    (void)ctx;
+    (void)r;
+    pthread_mutex_lock(&many.lock);
+    generate_call_retain(call);
+    many.calls[many.n_calls++] = call;
+    pthread_mutex_unlock(&many.lock);
+}
+
+static void many_closed(void *ctx, struct generate_call *call)
+{
+    (void)ctx;
+    (void)call;
+    pthread_mutex_lock(&many.lock);
+    many.n_closed++;
+    pthread_mutex_unlock(&many.lock);
+}
+
+static void many_event(void *ctx, struct generate_stream *s, const struct generate_event *e)
+{
+    (void)ctx;
+    many.n_chars += e->text.len;
+    generate_stream_next(s);
+}
+
+static void many_end(void *ctx, struct generate_stream *s, const struct error *err)
+{
+    (void)ctx;
+    (void)s;
+    pthread_mutex_lock(&many.lock);
+    many.n_ended++;
+    many.n_ok += err->status == STATUS_OK;
+    pthread_mutex_unlock(&many.lock);
+}
+
+/* Each writer sends to all calls it is there for; writer i finishes those with index i modulo N_WRITERS. */
+static void *many_writer(void *arg)
+{
+    int me = (int)(intptr_t)arg, n = 0;
+    for (int k = 0; k < N_TEXTS; k++) {
+        pthread_mutex_lock(&many.lock);
+        n = many.n_calls;
+        pthread_mutex_unlock(&many.lock);
+        struct generate_event e = {.kind = GENERATE_TEXT, .text = text_bytes("x")};
+        for (int i = me; i < n; i += N_WRITERS)
+            generate_call_send(many.calls[i], &e);
+    }
+    for (int i = me; i < n; i += N_WRITERS) {
+        struct generate_event e = {.kind = GENERATE_DONE, .finish = FINISH_STOP};
+        generate_call_send(many.calls[i], &e);
+        generate_call_finish(many.calls[i], NULL);
+    }
+    return NULL;
+}
+
+static int many_count(const int *count)
+{
+    pthread_mutex_lock(&many.lock);
+    int n = *count;
+    pthread_mutex_unlock(&many.lock);
+    return n;
+}
+
+/* Every fifth is cancelled by its client while three threads write; then the server goes with the rest. */
+static void generate_many_streams_live_and_die_together(void **state)
+{
+    static struct generate_stream *streams[N_STREAMS];
+    static const struct generate_events events = {many_event, many_end};
+    struct inference_service svc = {.generate = many_generate, .generate_closed = many_closed};
+    struct rpc_loop *loop;
+    struct rpc_server *server;
+    struct error err;
+    char address[32];
+    pthread_t writers[N_WRITERS];
+    (void)state;
+    fixture_start(&f, NULL, NULL);
+    assert_int_equal(rpc_loop_create(&loop, &err), STATUS_OK);
+    assert_int_equal(rpc_server_create(loop, &f.server_options, &server, &err), STATUS_OK);
+    assert_int_equal(inference_service_add(server, &svc), STATUS_OK);
+    assert_int_equal(rpc_server_listen(server, "127.0.0.1:0", &err), STATUS_OK);
+    assert_int_equal(rpc_server_start(server, &err), STATUS_OK);
+    snprintf(address, sizeof address, "127.0.0.1:%d", rpc_server_port(server));
+    rpc_channel_destroy(f.channel);
+    assert_int_equal(rpc_channel_create(f.loop, address, &f.channel_options, &f.channel, &err), STATUS_OK);
+    struct generate_request r = text_request("x");
+    for (int i = 0; i < N_STREAMS; i++)
+        assert_int_equal(inference_generate(f.channel, &r, &events, NULL, &streams[i], &err), STATUS_OK);
+    for (int i = 0; i < 400 && many_count(&many.n_calls) < N_STREAMS; i++)
+        sleep_ms(5);
+    assert_int_equal(many_count(&many.n_calls), N_STREAMS);
+    for (int i = 0; i < N_WRITERS; i++)
+        pthread_create(&writers[i], NULL, many_writer, (void *)(intptr_t)i);
+    for (int i = 0; i < N_STREAMS; i += 5)
+        generate_stream_cancel(streams[i]);
+    pthread_join(writers[0], NULL);
+    rpc_server_destroy(server, 20);
+    assert_int_equal(many.n_closed, N_STREAMS);
+    for (int i = 1; i < N_WRITERS; i++)
+        pthread_join(writers[i], NULL);
+    rpc_loop_destroy(loop);
+    for (int i = 0; i < 400 && many_count(&many.n_ended) < N_STREAMS; i++)
+        sleep_ms(5);
+    assert_int_equal(many_count(&many.n_ended), N_STREAMS);
+    printf("[          ] %d of %d streams ended well, %zu texts\n", many.n_ok, N_STREAMS, many.n_chars);
+    for (int i = 0; i < N_STREAMS; i++) {
+        generate_stream_release(streams[i]);
+        generate_call_release(many.calls[i]);
+    }
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -439,6 +563,7 @@ int main(void)
         cmocka_unit_test(generate_refuses_what_is_no_sane_request),
         cmocka_unit_test(generate_message_over_the_limit_is_too_large),
         cmocka_unit_test(generate_client_without_the_secret_is_named_by_its_key),
+        cmocka_unit_test(generate_many_streams_live_and_die_together),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

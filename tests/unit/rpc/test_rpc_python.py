@@ -213,6 +213,18 @@ def check_unary_and_admin(channel, stubs):
                lambda: list(raw(channel, "unary_stream", "/sluice.v1.Inference/Generate")(bad, timeout=5)))
 
 
+def check_bounds(stubs):
+    request = stubs.message("sluice.v1.WatchStatusRequest")(interval_ms=60000)
+    watches = [stubs("sluice.v1.Admin", "WatchStatus", request, timeout=20) for _ in range(128)]
+    assert all(next(w).version == "test" for w in watches)
+    e = expect(grpc.StatusCode.RESOURCE_EXHAUSTED, lambda: next(stubs("sluice.v1.Admin", "WatchStatus", request)))
+    assert dict(e.trailing_metadata())["retry-after"] == "1"
+    for w in watches:
+        w.cancel()
+    time.sleep(0.1)
+    assert next(stubs("sluice.v1.Admin", "WatchStatus", request)).version == "test"
+
+
 def main():
     server = subprocess.Popen([sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -222,6 +234,7 @@ def main():
             check_health(stubs, server)
             check_generate(stubs)
             check_unary_and_admin(channel, stubs)
+            check_bounds(stubs)
             held = stubs("sluice.v1.Inference", "Generate", stubs.message("sluice.v1.GenerateRequest")(text="hang"))
             time.sleep(0.1)
             server.stdin.close()  # the server ends with a call open
