@@ -6,7 +6,7 @@
 
 /* What this thread's parse may still allocate; SIZE_MAX outside of a parse. */
 static _Thread_local size_t budget_bytes = SIZE_MAX;
-static _Thread_local int exhausted;
+static _Thread_local int exhausted, no_memory;
 
 static void *bounded_malloc(size_t size)
 {
@@ -15,6 +15,7 @@ static void *bounded_malloc(size_t size)
         return NULL;
     }
     void *p = malloc(size);
+    no_memory |= !p;
     if (p && budget_bytes != SIZE_MAX) {
         size_t took = malloc_usable_size(p);
         budget_bytes = took < budget_bytes ? budget_bytes - took : 0;
@@ -74,11 +75,13 @@ enum status json_in__parse(const char *data, size_t len, size_t tree_bytes, json
                            "the body is nested deeper than %d levels at byte %zu", JSON_IN_DEPTH, deep);
     json_error_t e = {0};
     budget_bytes = tree_bytes;
-    exhausted = 0;
+    exhausted = no_memory = 0;
     json_t *root = json_loadb(data, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
     budget_bytes = SIZE_MAX;
     if (!root && exhausted)
         return error_set(err, STATUS_BODY_TOO_LARGE, "the body holds more values than a request may have");
+    if (!root && no_memory) /* not the client's fault, though jansson says it like a syntax error */
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the body");
     if (!root)
         return error_param(err, STATUS_BAD_REQUEST, NULL, "invalid_json",
                            "the body is not valid JSON at byte %d: %.200s", e.position, e.text);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "rpc/gateway/exchange.h"
 #include "rpc/gateway/gateway.h"
 #include "rpc/gateway/json_out.h"
@@ -12,6 +13,8 @@
 #include "rpc/gateway/status_json.h"
 
 enum { TEXT_TIMEOUT_MS = 30000, STATUS_TIMEOUT_MS = 500, METRICS_TIMEOUT_MS = 500, REPLY_MAX_BYTES = 1 << 30 };
+/* As in completion.c: a coordinator that restarts is a pause. */
+enum { LOST_MS = 1500, RETRY_MS = 100 };
 
 static void reply_json(struct exchange *x, struct buf *body)
 {
@@ -20,104 +23,169 @@ static void reply_json(struct exchange *x, struct buf *body)
     pthread_mutex_unlock(&x->lock);
 }
 
-static void reply_error(struct exchange *x, const struct error *err)
+/* (locked) */
+static void tell_error(struct exchange *x, const struct error *err)
 {
     struct error told = *err;
     if (err->status == STATUS_CLOSED || err->status == STATUS_CANCELLED)
         error_param(&told, STATUS_PIPELINE, NULL, "coordinator_unreachable", "the coordinator does not answer: %.200s",
                     err->message);
-    pthread_mutex_lock(&x->lock);
     exchange_reply_error(x, &told);
+}
+
+/* --- text: tokenize, detokenize, apply-template ------------------------------------------------------------------- */
+
+/* The request is kept until it is answered, so that it can be asked again while the coordinator is away for a moment. */
+struct text_call {
+    struct exchange *x;
+    struct request request;
+    int64_t lost_ns, retry_ns; /* retry_ns 0: a call is under way, or it is answered */
+};
+
+/* (locked) Whoever calls this holds a reference of his own. */
+static void answered(struct text_call *t)
+{
+    t->retry_ns = 0;
+    exchange_release(t->x);
+}
+
+/* (locked) */
+static void fail(struct text_call *t, const struct error *err)
+{
+    int64_t now = clock_now_ns();
+    if (!t->lost_ns)
+        t->lost_ns = now;
+    if (err->status == STATUS_CLOSED && !t->x->gone && now - t->lost_ns < LOST_MS * NS_PER_MS) {
+        t->retry_ns = now + RETRY_MS * NS_PER_MS;
+        return;
+    }
+    tell_error(t->x, err);
+    answered(t);
+}
+
+static void on_answer(struct text_call *t, const struct error *err, struct buf *body)
+{
+    struct exchange *x = t->x;
+    pthread_mutex_lock(&x->lock);
+    exchange_retain(x);
+    if (err->status != STATUS_OK) {
+        fail(t, err);
+    } else {
+        exchange_reply(x, 200, "application/json", body);
+        answered(t);
+    }
     pthread_mutex_unlock(&x->lock);
+    exchange_release(x);
 }
 
 static void on_tokens(void *ctx, const struct error *err, const uint32_t *ids, size_t n)
 {
-    struct exchange *x = ctx;
-    if (err->status != STATUS_OK) {
-        reply_error(x, err);
-    } else {
-        struct buf b;
-        buf_init(&b, REPLY_MAX_BYTES);
+    struct buf b;
+    buf_init(&b, REPLY_MAX_BYTES);
+    if (err->status == STATUS_OK) {
         buf_text(&b, "{\"tokens\":");
         json_out_ids(&b, ids, n);
         buf_printf(&b, ",\"count\":%zu}", n);
-        reply_json(x, &b);
     }
-    exchange_release(x);
+    on_answer(ctx, err, &b);
 }
 
-static void reply_text(struct exchange *x, const char *field, const struct error *err, struct bytes text)
+static void on_text(void *ctx, const struct error *err, struct bytes text)
 {
-    if (err->status != STATUS_OK) {
-        reply_error(x, err);
-    } else {
-        struct buf b;
-        buf_init(&b, REPLY_MAX_BYTES);
-        buf_printf(&b, "{\"%s\":", field);
+    struct text_call *t = ctx;
+    struct buf b;
+    buf_init(&b, REPLY_MAX_BYTES);
+    if (err->status == STATUS_OK) {
+        buf_printf(&b, "{\"%s\":", t->request.endpoint == ENDPOINT_DETOKENIZE ? "content" : "prompt");
         json_out_string(&b, text.data, text.len);
         buf_text(&b, "}");
-        reply_json(x, &b);
     }
-    exchange_release(x);
+    on_answer(t, err, &b);
 }
 
-static void on_content(void *ctx, const struct error *err, struct bytes text)
+static enum status open_call(struct text_call *t, struct error *err)
 {
-    reply_text(ctx, "content", err, text);
-}
-
-static void on_prompt(void *ctx, const struct error *err, struct bytes text)
-{
-    reply_text(ctx, "prompt", err, text);
-}
-
-static enum status call(struct exchange *x, const struct request *r, struct error *err)
-{
-    struct rpc_channel *ch = backend_channel(x->gw->backend);
+    struct rpc_channel *ch = backend_channel(t->x->gw->backend);
+    const struct request *r = &t->request;
     const struct generate_request *q = &r->generate;
     char model[MODEL_NAME_BYTES];
-    TRY(model_names_choose(x->gw->backend, r->model, model, sizeof model, err));
+    TRY(model_names_choose(t->x->gw->backend, r->model, model, sizeof model, err));
     enum status s = STATUS_INTERNAL;
-    exchange_retain(x);
     if (r->endpoint == ENDPOINT_TOKENIZE)
-        s = inference_tokenize(ch, r->content, r->add_special, r->parse_special, TEXT_TIMEOUT_MS, on_tokens, x);
+        s = inference_tokenize(ch, r->content, r->add_special, r->parse_special, TEXT_TIMEOUT_MS, on_tokens, t);
     else if (r->endpoint == ENDPOINT_DETOKENIZE)
-        s = inference_detokenize(ch, q->ids, q->n_ids, r->show_special, TEXT_TIMEOUT_MS, on_content, x);
+        s = inference_detokenize(ch, q->ids, q->n_ids, r->show_special, TEXT_TIMEOUT_MS, on_text, t);
     else if (r->endpoint == ENDPOINT_TEMPLATE)
-        s = inference_apply_template(ch, q->chat_json, TEXT_TIMEOUT_MS, on_prompt, x);
-    if (s == STATUS_OK)
-        return s;
-    exchange_release(x);
-    return error_set(err, s, "%s", status_text(s));
+        s = inference_apply_template(ch, q->chat_json, TEXT_TIMEOUT_MS, on_text, t);
+    return s == STATUS_OK ? s : error_set(err, s, "%s", status_text(s));
 }
 
-static void start(struct exchange *x)
+/* (locked) */
+static void call(struct text_call *t)
 {
     struct error err;
-    struct request r;
-    request_init(&r, x->route->endpoint, x->body.len);
-    enum status s = request_parse(&r, x->body.data, x->body.len, &err);
-    if (s == STATUS_OK)
-        s = call(x, &r, &err);
-    if (s != STATUS_OK)
-        reply_error(x, &err);
-    request_fini(&r);
+    t->retry_ns = 0;
+    if (open_call(t, &err) != STATUS_OK)
+        fail(t, &err);
 }
 
-void unary_start_tokenize(struct exchange *x)
+static void text_tick(struct exchange *x, int64_t now_ns)
 {
-    start(x);
+    struct text_call *t = x->op;
+    if (t->retry_ns && now_ns >= t->retry_ns)
+        call(t);
 }
 
-void unary_start_detokenize(struct exchange *x)
+static void text_gone(struct exchange *x)
 {
-    start(x);
+    struct text_call *t = x->op;
+    if (t->retry_ns)
+        answered(t);
 }
 
-void unary_start_template(struct exchange *x)
+static void text_expire(struct exchange *x, const struct error *why)
 {
-    start(x);
+    struct text_call *t = x->op;
+    exchange_reply_error(x, why);
+    if (t->retry_ns)
+        answered(t);
+}
+
+static void text_fini(struct exchange *x)
+{
+    struct text_call *t = x->op;
+    request_fini(&t->request);
+    free(t);
+}
+
+static const struct exchange_ops text_ops = {
+    .tick = text_tick, .gone = text_gone, .expire = text_expire, .fini = text_fini};
+
+void unary_start_text(struct exchange *x)
+{
+    struct error err;
+    struct text_call *t = calloc(1, sizeof *t);
+    enum status s = t ? STATUS_OK : error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the request");
+    if (t) {
+        t->x = x;
+        request_init(&t->request, x->route->endpoint, x->body.len);
+        s = request_parse(&t->request, x->body.data, x->body.len, &err);
+    }
+    pthread_mutex_lock(&x->lock);
+    if (t) {
+        x->op = t;
+        x->ops = &text_ops;
+        exchange_retain(x);
+    }
+    if (!t)
+        tell_error(x, &err);
+    else if (s != STATUS_OK)
+        fail(t, &err);
+    else if (x->gone)
+        answered(t);
+    else
+        call(t);
+    pthread_mutex_unlock(&x->lock);
 }
 
 /* --- status ------------------------------------------------------------------------------------------------------- */
@@ -130,7 +198,9 @@ static void reply_status(struct exchange *x, const struct service_status *fresh)
     struct service_status *s = malloc(sizeof *s); /* 100 KiB: not on a stack */
     if (!s) {
         error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the status");
-        reply_error(x, &err);
+        pthread_mutex_lock(&x->lock);
+        exchange_reply_error(x, &err);
+        pthread_mutex_unlock(&x->lock);
         return;
     }
     if (fresh) {

@@ -12,9 +12,7 @@
 
 struct exchange;
 
-void unary_start_tokenize(struct exchange *x);
-void unary_start_detokenize(struct exchange *x);
-void unary_start_template(struct exchange *x);
+void unary_start_text(struct exchange *x); /* tokenize, detokenize, template, by the route's endpoint */
 void unary_start_status(struct exchange *x);
 void unary_start_metrics(struct exchange *x);
 

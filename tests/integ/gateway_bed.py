@@ -19,7 +19,9 @@ FIRST_LINE_S = 20
 class Bed:
     """One fake coordinator and one gateway. `with Bed("--write-stall-ms", "500") as bed:`"""
 
-    def __init__(self, *flags, coordinator=True):
+    def __init__(self, *flags, coordinator=True, heartbeat_ms=2000):
+        # By default a busy test machine is not taken for a dead coordinator.
+        flags = ("--heartbeat-ms", str(heartbeat_ms), *flags)
         self.flags, self.want_coordinator = flags, coordinator
         self.coordinator = self.gateway = None
         self.grpc_port = free_port()
@@ -27,13 +29,18 @@ class Bed:
     def __enter__(self):
         if self.want_coordinator:
             self.start_coordinator()
-        self.log = tempfile.TemporaryFile(mode="w+b")
-        self.gateway = subprocess.Popen([GATEWAY, "--coordinator", f"127.0.0.1:{self.grpc_port}", "--http", "127.0.0.1:0",
-                                         *self.flags], stderr=self.log)
-        self.port = int(self.wait_log(rb"listening on http://127\.0\.0\.1:(\d+)").group(1))
-        if self.want_coordinator:
-            wait_for(lambda: self.get("/ready")[0] == 200, 10, "the gateway is ready")
-            wait_for(lambda: self.get("/v1/models")[0] == 200, 10, "the model is known")
+        self.log = tempfile.NamedTemporaryFile()
+        with open(self.log.name, "ab") as log:  # its own offset: this process seeks in the other
+            self.gateway = subprocess.Popen([GATEWAY, "--coordinator", f"127.0.0.1:{self.grpc_port}", "--http", "127.0.0.1:0",
+                                             *self.flags], stderr=log)
+        try:
+            self.port = int(self.wait_log(rb"listening on http://127\.0\.0\.1:(\d+)").group(1))
+            if self.want_coordinator:
+                wait_for(lambda: self.get("/ready")[0] == 200, 10, "the gateway is ready")
+                wait_for(lambda: self.get("/v1/models")[0] == 200, 10, "the model is known")
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
         return self
 
     def __exit__(self, *why):
@@ -53,7 +60,7 @@ class Bed:
         assert why[0] or self.gateway.returncode == 0, f"the gateway ended with {self.gateway.returncode}"
 
     def start_coordinator(self):
-        self.coordinator = subprocess.Popen([FAKE, "--grpc", f"127.0.0.1:{self.grpc_port}"], stdout=subprocess.PIPE)
+        self.coordinator = subprocess.Popen([FAKE, "--grpc", f"127.0.0.1:{self.grpc_port}", *self.flags[:2]], stdout=subprocess.PIPE)
         assert self.coordinator.stdout.readline().strip() == str(self.grpc_port).encode()
 
     def kill_coordinator(self):

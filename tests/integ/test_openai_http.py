@@ -201,6 +201,39 @@ def test_health_does_not_wait_behind_a_large_body():
     assert worst < (0.5 if sanitized(bed.gateway.pid) else 0.1), worst
 
 
+def test_random_bytes_and_silent_connections_are_closed_within_ten_seconds():
+    hello = bytes.fromhex("16030100") + b"x" * 60
+    socks = []
+    for data in (b"", b"GET / HT", b"\x00\xff\x17" * 50, hello, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Len"):
+        s = socket.create_connection(("127.0.0.1", bed.port), timeout=11)
+        s.sendall(data)
+        socks.append(s)
+    started = time.monotonic()
+    for s in socks:
+        try:
+            while s.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+        assert time.monotonic() - started < 10.5
+    assert bed.get("/live")[0] == 200
+
+
+def test_ipv6_addresses_are_served():
+    if not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6"):
+        print("skip: no IPv6 here")
+        return
+    p = subprocess.Popen([GATEWAY, "--coordinator", f"127.0.0.1:{bed.grpc_port}", "--http", "[::1]:0"], stderr=subprocess.PIPE)
+    try:
+        port = int(re.search(rb"listening on http://\[::1\]:(\d+)", p.stderr.readline()).group(1))
+        c = http.client.HTTPConnection("::1", port, timeout=5)
+        c.request("GET", "/live")
+        assert c.getresponse().status == 200
+    finally:
+        p.terminate()
+        p.wait()
+
+
 # --- waiting, leaving, not reading -----------------------------------------------------------------------------------------
 
 
@@ -282,7 +315,7 @@ def test_fc38_a_client_that_does_not_read_is_dropped_and_costs_little():
             assert status == 200
         assert rss_kib(b.gateway.pid) - before < 2048 or sanitized(b.gateway.pid)
         wait_for(lambda: b.counts()["cancelled"] == 1, 3, "the client is dropped")
-        assert 0.9 < time.monotonic() - started < 2.5
+        assert 0.9 < time.monotonic() - started < (6 if sanitized(b.gateway.pid) else 2.5)
         assert re.search(r"^sluice_write_stalled_total 1$", b.get("/metrics")[1], re.M)
         s.close()
 
@@ -357,6 +390,14 @@ def test_a_short_absence_of_the_coordinator_is_a_pause():
         b.start_coordinator()
         head, text = unchunk(read_all(s))
         assert "200 OK" in head and "after" in text and text.endswith("data: [DONE]\n\n")
+        b.kill_coordinator()
+        s = b.connect("/tokenize", {"content": "a"})
+        time.sleep(0.6)
+        b.start_coordinator()
+        assert b'{"tokens":[97],"count":1}' in s.recv(65536)
+        b.kill_coordinator()
+        status, headers, body = b.request("POST", "/tokenize", {"content": "a"})
+        assert status == 503 and headers["Retry-After"] and error_of(status, headers, body)["retryable"] is True
 
 
 def test_a_queued_request_is_submitted_again_when_the_coordinator_restarts():
@@ -387,7 +428,7 @@ def test_a_stream_whose_coordinator_dies_ends_with_one_error_event_within_two_se
 
 
 def test_a_coordinator_that_hangs_is_not_ready_and_ends_its_streams():
-    with Bed() as b:
+    with Bed(heartbeat_ms=300) as b:
         s = b.stream_chat("count=1000 delay=20")
         wait_for(lambda: b.counts()["decoding"] == 1, 3, "it runs")
         b.coordinator.send_signal(signal.SIGSTOP)
