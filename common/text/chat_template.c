@@ -214,21 +214,35 @@ static enum status take_reply(struct chat_template *t, char said, struct buf *ou
     }
 }
 
-static enum status ask(struct chat_template *t, char kind, const char *context, size_t len, struct buf *out,
-                       struct error *err)
+/* One try within *left_ns, which it uses up. The child that was lost is replaced. */
+static enum status try_once(struct chat_template *t, char kind, const char *context, size_t len, int64_t *left_ns,
+                            char *said, struct error *err)
 {
     TRY(ensure_child(t, err));
-    int64_t deadline = deadline_in(RENDER_LIMIT_MS);
-    char said = 0;
+    int64_t start = clock_now_ns(), deadline = start + *left_ns;
     enum status s = chat_child_send(&t->child, kind, context, len, deadline);
     if (s == STATUS_OK)
-        s = chat_child_receive(&t->child, &said, &t->reply, deadline);
+        s = chat_child_receive(&t->child, said, &t->reply, deadline);
+    *left_ns -= clock_now_ns() - start;
     if (s == STATUS_OK)
-        return take_reply(t, said, out, err);
+        return STATUS_OK;
     replace_child(t);
     if (s == STATUS_TIMEOUT)
         return error_set(err, s, "the chat template took more than %d ms", RENDER_LIMIT_MS);
     return error_set(err, STATUS_INTERNAL, "the chat template's process ended while it rendered");
+}
+
+/* A child that ends is not always the template's doing (somebody killed it, memory was short): it gets a second try in
+ * what is left of the time. */
+static enum status ask(struct chat_template *t, char kind, const char *context, size_t len, struct buf *out,
+                       struct error *err)
+{
+    int64_t left_ns = RENDER_LIMIT_MS * NS_PER_MS;
+    char said = 0;
+    enum status s = try_once(t, kind, context, len, &left_ns, &said, err);
+    if (s == STATUS_INTERNAL)
+        s = try_once(t, kind, context, len, &left_ns, &said, err);
+    return s == STATUS_OK ? take_reply(t, said, out, err) : s;
 }
 
 /* Big buffers are not kept for small requests that follow. */

@@ -221,10 +221,10 @@ static void a_killed_child_is_replaced_unnoticed(void **state)
     struct buf out;
     struct error err = {0};
     buf_init(&out, 1 << 20);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 6; i++) {
         pid_t pid = chat_template__pid(t);
         kill(pid, SIGKILL);
-        usleep(20000);
+        usleep(i % 2 ? 20000 : 0); /* before the request, or as it is sent */
         assert_int_equal(renders(t, "{\"x\":7}", 0, &out, &err), STATUS_OK);
         assert_string_equal(out.data, "7");
         assert_int_not_equal(chat_template__pid(t), pid);
@@ -379,7 +379,7 @@ static void a_megabyte_of_content_renders_and_marks_in_time(void **state)
         int64_t start = clock_now_ns();
         if (chat_template_render(t, context.data, context.len, 1, &out, &err) != STATUS_OK)
             fail_msg("%s...: %s", units[i], err.message);
-        assert_true(clock_now_ns() - start < 2 * NS_PER_S);
+        assert_true(clock_now_ns() - start < 2 * NS_PER_S * SLOWER);
         chat_template_unmark(&out);
         assert_true(out.len > 1000000 - 50);
         buf_fini(&context);
