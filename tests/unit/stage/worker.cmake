@@ -9,3 +9,8 @@ sluice_test(test_stage_control LABEL service SOURCES test_control.c mini_coordin
 sluice_test(test_stage_program LABEL service SOURCES test_program.c mini_coordinator.c DEPS sluice_stage_control sluice_fake_compute)
 target_compile_definitions(test_stage_program PRIVATE STAGE_PROGRAM="$<TARGET_FILE:sluice-stage-fake>")
 add_dependencies(test_stage_program sluice-stage-fake)
+sluice_test(test_stage_pipeline_model LABEL unit SOURCES test_pipeline_model.c DEPS sluice_test_pipeline sluice_model_compute)
+if(CMOCKA_FOUND)
+  add_test(NAME test_stage_pipeline_smollm2 COMMAND test_stage_pipeline_model smollm2)
+  set_tests_properties(test_stage_pipeline_smollm2 PROPERTIES LABELS model TIMEOUT 300 SKIP_RETURN_CODE 77)
+endif()
