@@ -135,6 +135,14 @@ static void wait_ids(struct bed_request *r, uint32_t n)
     }
 }
 
+/* What the engine publishes follows the event by a few milliseconds. */
+static void wait_flag(int (*flag)(struct engine *e), struct engine *e, int want, const char *name)
+{
+    for (int64_t end_ns = clock_now_ns() + NS_PER_S; flag(e) != want; usleep(500))
+        if (clock_now_ns() > end_ns)
+            fail_msg("%s is not %d within a second", name, want);
+}
+
 static void canary(struct bed *t)
 {
     struct bed_request *r = start(t, 20, 8);
@@ -263,8 +271,7 @@ static void lose(struct bed *t, uint32_t stage, enum loss kind)
         check_answer(t, running[i]);
     }
     if (kind == LOSS_KILL) {
-        sleep_ms(10);
-        assert_false(engine_ready(engine_bed_engine(t->b)));
+        wait_flag(engine_ready, engine_bed_engine(t->b), 0, "ready");
         for (int i = 0; i < 3; i++)
             assert_false(bed_ended(queued[i]));
         engine_bed_start_stage(t->b, stage);
@@ -429,8 +436,8 @@ static void engine_drains_and_takes_requests_again(void **state)
         check_answer(t, t->r[i]);
     }
     engine_bed_assert_quiet(t->b);
-    assert_true(engine_idle(e));
-    assert_false(engine_ready(e));
+    wait_flag(engine_idle, e, 1, "idle");
+    wait_flag(engine_ready, e, 0, "ready");
     engine_drain(e, 0);
     canary(t);
     bed_close(t);
