@@ -24,8 +24,8 @@ LAYERS = {
 HOMES = {
     r"\bgetenv\s*\(": ["common/base/config.c", "deploy/cli/main.c", "tests/"],
     r"\b(printf|puts|putchar)\s*\(": ["common/base/config.c", "deploy/cli/", "coordinator/main.c", "stage/main.c", "tests/"],
-    r"#include <grpc": ["rpc/grpc/"],
-    r"\.pb-c\.h": ["rpc/grpc/"],
+    r"#include <grpc": ["rpc/grpc/", "tests/"],
+    r"\.pb-c\.h": ["rpc/grpc/", "tests/"],
     r"#include <microhttpd": ["rpc/gateway/"],
     r"#include <mpi\.h>": ["deploy/launch_main.c"],
     r"#include <immintrin\.h>": ["kernels/"],
