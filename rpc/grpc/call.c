@@ -38,6 +38,7 @@ int rpc_call_closed(struct rpc_call *c)
 /* With well-formed batches only misuse of the API fails; a call that has ended takes the batch and fails its tag. */
 static void start(struct rpc_call *c, const grpc_op *ops, size_t n, struct rpc_tag *t)
 {
+    RPC_TAG_STARTS(t);
     grpc_call_error e = grpc_call_start_batch(c->call, ops, n, t, NULL);
     if (e != GRPC_CALL_OK)
         LOG_ERROR("core: start_batch: %s", grpc_call_error_to_string(e));

@@ -61,6 +61,7 @@ static void wake(struct rpc_loop *l)
     if (l->woken || rpc_loop__is_here(l))
         return;
     l->woken = 1;
+    RPC_TAG_STARTS(&l->wake);
     CHECK(grpc_call_start_batch(l->wake_call, NULL, 0, &l->wake, NULL) == GRPC_CALL_OK);
 }
 
@@ -129,6 +130,7 @@ static void *loop_main(void *arg)
             break;
         if (e.type == GRPC_OP_COMPLETE) {
             struct rpc_tag *t = e.tag;
+            RPC_TAG_COMES(t);
             t->fn(t, e.success);
         }
     }

@@ -261,6 +261,7 @@ static void arm(struct accept *a)
     grpc_call_details_init(&a->details);
     grpc_metadata_array_init(&a->md);
     grpc_completion_queue *cq = rpc_loop__cq(s->loop);
+    RPC_TAG_STARTS(&a->tag);
     grpc_call_error e = grpc_server_request_call(s->core, &a->call, &a->details, &a->md, cq, cq, &a->tag);
     CHECK(e == GRPC_CALL_OK);
     s->n_accepts++;
@@ -455,6 +456,7 @@ void rpc_server_destroy(struct rpc_server *s, int grace_ms)
     pthread_mutex_lock(&s->lock);
     s->ending = 1;
     pthread_mutex_unlock(&s->lock);
+    RPC_TAG_STARTS(&s->shut);
     grpc_server_shutdown_and_notify(s->core, rpc_loop__cq(s->loop), &s->shut);
     if (grace_ms > 0)
         wait_for_rest(s, clock_now_ns() + grace_ms * NS_PER_MS);

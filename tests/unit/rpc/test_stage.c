@@ -29,7 +29,6 @@ static struct {
     struct result *results[N_OBJECTS];
     struct plan *plans[N_OBJECTS];
     int echo; /* the stage answers a plan with a result at once */
-    int64_t *stamps;
 } t;
 
 static void change(int *count)
@@ -91,7 +90,11 @@ static void on_conn_closed(void *ctx, struct stage_conn *c)
 static struct result *result_acquire(void *ctx)
 {
     (void)ctx;
-    return t.n_acquired < 0 ? NULL : t.results[t.n_acquired++ % N_OBJECTS];
+    pthread_mutex_lock(&t.lock);
+    /* The last one is what the echo sends. */
+    struct result *r = t.n_acquired < 0 ? NULL : t.results[t.n_acquired++ % (N_OBJECTS - 1)];
+    pthread_mutex_unlock(&t.lock);
+    return r;
 }
 
 static void on_open(void *ctx)
@@ -106,8 +109,11 @@ static void on_open(void *ctx)
 static void on_to(void *ctx, const struct to_stage *m)
 {
     (void)ctx;
-    if (t.echo && m->kind == TO_STAGE_PLAN) {
-        struct result *r = t.results[7];
+    pthread_mutex_lock(&t.lock);
+    int echo = t.echo;
+    pthread_mutex_unlock(&t.lock);
+    if (echo && m->kind == TO_STAGE_PLAN) {
+        struct result *r = t.results[N_OBJECTS - 1];
         r->tick = m->plan->tick;
         r->n_runs = m->plan->n_runs;
         for (uint32_t i = 0; i < r->n_runs; i++)
@@ -385,7 +391,9 @@ static void stage_result_beyond_the_window_ends_the_stream(void **state)
     (void)state;
     start("job");
     wait_open();
+    pthread_mutex_lock(&t.lock);
     t.n_acquired = -1; /* none to give */
+    pthread_mutex_unlock(&t.lock);
     struct from_stage m = {.kind = FROM_STAGE_RESULT, .result = t.results[3]};
     assert_int_equal(stage_client_send(t.client, &m), STATUS_OK);
     wait_for(&t.n_closed, 1, 2000);
@@ -459,7 +467,9 @@ static void stage_ping_pong_takes_microseconds(void **state)
     (void)state;
     start("job");
     wait_open();
+    pthread_mutex_lock(&t.lock);
     t.echo = 1;
+    pthread_mutex_unlock(&t.lock);
     struct plan *p;
     plan_create(8, 8, 64, &p);
     for (int i = 0; i < 8; i++) {
