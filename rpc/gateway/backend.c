@@ -14,20 +14,21 @@
 #include "common/base/log.h"
 
 /* A coordinator that came back may serve another model, so the card is asked again after a silence and now and then. */
-enum { MODEL_POLL_MS = 5000, MODEL_FIRST_MS = 250, CALL_TIMEOUT_MS = 900 };
+enum { MODEL_POLL_MS = 5000, MODEL_FIRST_MS = 250, CALL_TIMEOUT_MS = 900, METRICS_MAX_BYTES = 16 << 20 };
 
 struct backend {
     struct rpc_channel *channel;
     char secret[65], host[64];
     uint32_t pid;
-    int64_t poll_at_ns, model_at_ns;  /* the watcher's thread */
-    atomic_int status_out, model_out; /* calls under way */
+    int64_t poll_at_ns, model_at_ns, metrics_at_ns; /* the watcher's thread */
+    atomic_int status_out, model_out, metrics_out;  /* calls under way */
 
     pthread_mutex_t lock; /* guards what follows */
     struct service_status status;
     int64_t answered_ns; /* 0: never */
     int silent;          /* the last call failed */
     struct model_card card;
+    struct buf metrics;
 };
 
 static void take_bytes(char *to, size_t size, struct bytes from)
@@ -72,12 +73,25 @@ static void on_model(void *ctx, const struct error *err, const struct model_fact
     atomic_store(&b->model_out, 0);
 }
 
+static void on_metrics(void *ctx, const struct error *err, const char *text, size_t len)
+{
+    struct backend *b = ctx;
+    if (err->status == STATUS_OK) {
+        pthread_mutex_lock(&b->lock);
+        buf_clear(&b->metrics);
+        buf_append(&b->metrics, text, len);
+        pthread_mutex_unlock(&b->lock);
+    }
+    atomic_store(&b->metrics_out, 0);
+}
+
 enum status backend_create(struct rpc_loop *loop, const struct config *c, struct backend **out, struct error *err)
 {
     struct backend *b = calloc(1, sizeof *b);
     if (!b)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the coordinator's status");
     pthread_mutex_init(&b->lock, NULL);
+    buf_init(&b->metrics, METRICS_MAX_BYTES);
     gethostname(b->host, sizeof b->host - 1);
     b->pid = (uint32_t)getpid();
     enum status s = config_secret(c, b->secret, err);
@@ -97,9 +111,10 @@ enum status backend_create(struct rpc_loop *loop, const struct config *c, struct
 
 void backend_destroy(struct backend *b)
 {
-    while (atomic_load(&b->status_out) || atomic_load(&b->model_out))
+    while (atomic_load(&b->status_out) || atomic_load(&b->model_out) || atomic_load(&b->metrics_out))
         nanosleep(&(struct timespec){.tv_nsec = 5 * NS_PER_MS}, NULL);
     rpc_channel_destroy(b->channel);
+    buf_fini(&b->metrics);
     pthread_mutex_destroy(&b->lock);
     free(b);
 }
@@ -123,13 +138,22 @@ void backend_tick(struct backend *b, int64_t now_ns)
         if (inference_get_model(b->channel, CALL_TIMEOUT_MS, on_model, b) != STATUS_OK)
             atomic_store(&b->model_out, 0);
     }
+    if (now_ns >= b->metrics_at_ns && !atomic_exchange(&b->metrics_out, 1)) {
+        b->metrics_at_ns = now_ns + BACKEND_METRICS_MS * NS_PER_MS;
+        if (admin_get_metrics(b->channel, CALL_TIMEOUT_MS, on_metrics, b) != STATUS_OK)
+            atomic_store(&b->metrics_out, 0);
+    }
 }
 
 /* With the lock held. */
+static int is_heard(const struct backend *b)
+{
+    return b->answered_ns && clock_now_ns() - b->answered_ns < BACKEND_SILENT_MS * NS_PER_MS;
+}
+
 static int is_ready(const struct backend *b)
 {
-    return b->answered_ns && b->status.ready && !b->status.draining &&
-           clock_now_ns() - b->answered_ns < BACKEND_SILENT_MS * NS_PER_MS;
+    return is_heard(b) && b->status.ready && !b->status.draining;
 }
 
 int backend_ready(struct backend *b)
@@ -138,6 +162,14 @@ int backend_ready(struct backend *b)
     int ready = is_ready(b);
     pthread_mutex_unlock(&b->lock);
     return ready;
+}
+
+void backend_metrics(struct backend *b, struct buf *out)
+{
+    pthread_mutex_lock(&b->lock);
+    if (is_heard(b))
+        buf_append(out, b->metrics.data, b->metrics.len);
+    pthread_mutex_unlock(&b->lock);
 }
 
 void backend_add_self(const struct backend *b, struct service_status *s)

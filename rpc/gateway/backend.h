@@ -1,7 +1,7 @@
 /* rpc/gateway/backend.h - the coordinator, as the gateway sees it.
  *
- * Purpose    The channel, and what is known of the coordinator at any moment: its status (asked every 250 ms) and the model
- *            it serves. So health is answered from memory, whatever the coordinator does.
+ * Purpose    The channel, and what is known of the coordinator at any moment: its status (asked every 250 ms), its metrics
+ *            (every second) and the model it serves. So health is answered from memory, whatever the coordinator does.
  * Ownership  backend_create/backend_destroy; the loop stays the caller's. Copies go out.
  * Threading  Any thread; the lock inside guards the copies. backend_tick from the watcher's thread.
  * Errors     STATUS_CONFIG for a bad address; what the coordinator does not answer shows as not ready.
@@ -13,7 +13,7 @@
 #include "rpc/grpc/admin_api.h"
 #include "rpc/grpc/inference_api.h"
 
-enum { BACKEND_POLL_MS = 250, BACKEND_SILENT_MS = 1000, MODEL_NAMES_MAX = 16, MODEL_NAME_BYTES = 128 };
+enum { BACKEND_POLL_MS = 250, BACKEND_SILENT_MS = 1000, BACKEND_METRICS_MS = 1000, MODEL_NAMES_MAX = 16, MODEL_NAME_BYTES = 128 };
 
 struct model_card {
     uint32_t n_names;
@@ -36,6 +36,8 @@ int backend_ready(struct backend *b);
 void backend_status(struct backend *b, struct service_status *out);
 /* Puts this gateway into a status that came fresh. */
 void backend_add_self(const struct backend *b, struct service_status *s);
+/* Appends the last metrics page; nothing while the coordinator is silent: stale numbers would look like live ones. */
+void backend_metrics(struct backend *b, struct buf *out);
 /* Returns 0 while the model is not known yet. */
 int backend_model(struct backend *b, struct model_card *out);
 /* Index of a name of the card, 0 for "", or -1. */

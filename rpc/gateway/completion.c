@@ -184,10 +184,7 @@ static void next(struct completion *c)
 
 static void on_accepted(struct completion *c, const struct generate_event *e)
 {
-    size_t n = e->profile.len < sizeof c->head.fingerprint - 1 ? e->profile.len : sizeof c->head.fingerprint - 1;
-    if (n)
-        memcpy(c->head.fingerprint, e->profile.data, n);
-    c->head.fingerprint[n] = 0;
+    openai_fingerprint(e->profile, c->head.fingerprint);
     c->prompt_tokens = e->prompt_tokens;
     buf_clear(&c->prompt_ids);
     if (c->head.return_token_ids)

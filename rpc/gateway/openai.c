@@ -1,5 +1,7 @@
 #include "rpc/gateway/openai.h"
 
+#include <stdio.h>
+
 #include "rpc/gateway/json_out.h"
 
 static const char *finish_name(enum finish_reason finish)
@@ -45,6 +47,17 @@ static void timings(struct buf *b, const struct usage *u)
 static void end_chunk(struct buf *b, const struct answer_head *h)
 {
     buf_text(b, h->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+}
+
+void openai_fingerprint(struct bytes profile, char out[24])
+{
+    unsigned long long h = 0xcbf29ce484222325ull; /* FNV-1a */
+    for (size_t i = 0; i < profile.len; i++)
+        h = (h ^ (unsigned char)profile.data[i]) * 0x100000001b3ull;
+    if (profile.len)
+        snprintf(out, 24, "fp_%016llx", h);
+    else
+        out[0] = 0;
 }
 
 void openai_first_chunk(struct buf *b, const struct answer_head *h)

@@ -20,12 +20,15 @@ struct answer_head {
     char id[64];            /* chatcmpl-..., cmpl-... */
     int64_t created_s;
     char model[128];
-    char fingerprint[64]; /* the numerics profile; "": null */
+    char fingerprint[24]; /* see openai_fingerprint; "": null */
     int include_usage, return_token_ids;
     const uint32_t *prompt_ids; /* with return_token_ids */
     size_t n_prompt_ids;
 };
 
+/* "fp_" and 16 hex digits of a hash of the numerics profile: two answers with the same one may be compared token by token.
+ * The profile itself is in /v1/status; it would be a quarter of every event. */
+void openai_fingerprint(struct bytes profile, char out[24]);
 /* First chunk: the role (chat), the prompt's ids if they were asked for. Nothing for a text completion without ids. */
 void openai_first_chunk(struct buf *b, const struct answer_head *h);
 void openai_text_chunk(struct buf *b, const struct answer_head *h, struct bytes text, const uint32_t *ids, size_t n_ids);

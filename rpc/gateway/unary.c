@@ -12,7 +12,9 @@
 #include "rpc/gateway/routes.h"
 #include "rpc/gateway/status_json.h"
 
-enum { TEXT_TIMEOUT_MS = 30000, STATUS_TIMEOUT_MS = 500, METRICS_TIMEOUT_MS = 500, REPLY_MAX_BYTES = 1 << 30 };
+enum { TEXT_TIMEOUT_MS = 30000, STATUS_TIMEOUT_MS = 500, REPLY_MAX_BYTES = 1 << 30 };
+/* A scrape is answered within 100 ms, if need be with the page of the last second. */
+enum { METRICS_TIMEOUT_MS = 60 };
 /* As in completion.c: a coordinator that restarts is a pause. */
 enum { LOST_MS = 1500, RETRY_MS = 100 };
 
@@ -35,7 +37,8 @@ static void tell_error(struct exchange *x, const struct error *err)
 
 /* --- text: tokenize, detokenize, apply-template ------------------------------------------------------------------- */
 
-/* The request is kept until it is answered, so that it can be asked again while the coordinator is away for a moment. */
+/* The request is kept until it is answered, so that it can be asked again while the coordinator is away for a moment.
+ */
 struct text_call {
     struct exchange *x;
     struct request request;
@@ -190,8 +193,8 @@ void unary_start_text(struct exchange *x)
 
 /* --- status ------------------------------------------------------------------------------------------------------- */
 
-/* fresh NULL: what was known last, which then is not ready. */
-static void reply_status(struct exchange *x, const struct service_status *fresh)
+/* fresh NULL: what was known last. A coordinator that closed is not ready; one that is slow may be. */
+static void reply_status(struct exchange *x, const struct service_status *fresh, int closed)
 {
     struct error err;
     struct buf b;
@@ -208,7 +211,7 @@ static void reply_status(struct exchange *x, const struct service_status *fresh)
         backend_add_self(x->gw->backend, s);
     } else {
         backend_status(x->gw->backend, s);
-        s->ready = 0;
+        s->ready = s->ready && !closed;
         s->live = 1; /* the gateway is; what is not is said by ready */
     }
     if (atomic_load(&x->gw->draining)) {
@@ -224,7 +227,7 @@ static void reply_status(struct exchange *x, const struct service_status *fresh)
 static void on_status(void *ctx, const struct error *err, const struct service_status *s)
 {
     struct exchange *x = ctx;
-    reply_status(x, err->status == STATUS_OK ? s : NULL);
+    reply_status(x, err->status == STATUS_OK ? s : NULL, err->status == STATUS_CLOSED);
     exchange_release(x);
 }
 
@@ -232,7 +235,7 @@ void unary_start_status(struct exchange *x)
 {
     exchange_retain(x);
     if (admin_get_status(backend_channel(x->gw->backend), STATUS_TIMEOUT_MS, on_status, x) != STATUS_OK) {
-        reply_status(x, NULL);
+        reply_status(x, NULL, 1);
         exchange_release(x);
     }
 }
@@ -273,11 +276,19 @@ void unary_join_metrics(struct buf *out, const char *text, size_t len, unsigned 
                write_stalled);
 }
 
+/* text NULL: the last page. */
 static void reply_metrics(struct exchange *x, const char *text, size_t len)
 {
-    struct buf b;
+    struct buf b, last;
     buf_init(&b, REPLY_MAX_BYTES);
+    buf_init(&last, REPLY_MAX_BYTES);
+    if (!text) {
+        backend_metrics(x->gw->backend, &last);
+        text = last.data;
+        len = last.len;
+    }
     unary_join_metrics(&b, text, len, atomic_load(&x->gw->write_stalled));
+    buf_fini(&last);
     pthread_mutex_lock(&x->lock);
     exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
     pthread_mutex_unlock(&x->lock);
@@ -286,7 +297,7 @@ static void reply_metrics(struct exchange *x, const char *text, size_t len)
 static void on_metrics(void *ctx, const struct error *err, const char *text, size_t len)
 {
     struct exchange *x = ctx;
-    reply_metrics(x, text, err->status == STATUS_OK ? len : 0);
+    reply_metrics(x, err->status == STATUS_OK ? text : NULL, len);
     exchange_release(x);
 }
 
@@ -294,7 +305,7 @@ void unary_start_metrics(struct exchange *x)
 {
     exchange_retain(x);
     if (admin_get_metrics(backend_channel(x->gw->backend), METRICS_TIMEOUT_MS, on_metrics, x) != STATUS_OK) {
-        reply_metrics(x, "", 0);
+        reply_metrics(x, NULL, 0);
         exchange_release(x);
     }
 }

@@ -359,7 +359,7 @@ def test_fc65_health_answers_fast_beside_200_streams_and_200_idle_connections():
             started = time.monotonic()
             assert bed.get(path)[0] == 200
             worst[path] = max(worst.get(path, 0), time.monotonic() - started)
-    assert max(worst.values()) < (0.5 if sanitized(bed.gateway.pid) else 0.1), worst
+    assert max(worst.values()) < (2 if sanitized(bed.gateway.pid) else 0.1), worst
     assert cancelled_after(lambda: [s.close() for s in streams + idle], 200) < 2
 
 
@@ -432,6 +432,8 @@ def test_a_coordinator_that_hangs_is_not_ready_and_ends_its_streams():
         s = b.stream_chat("count=1000 delay=20")
         wait_for(lambda: b.counts()["decoding"] == 1, 3, "it runs")
         b.coordinator.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        assert b.get("/metrics")[0] == 200 and time.monotonic() - started < 0.3
         wait_for(lambda: b.get("/ready")[0] == 503, 2, "not ready")
         head, text = unchunk(read_all(s))
         assert [e for e in events(text) if isinstance(e, dict) and "error" in e]

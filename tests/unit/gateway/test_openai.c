@@ -123,6 +123,18 @@ static void token_ids_are_told_when_asked_for(void **state)
     buf_fini(&b);
 }
 
+static void a_fingerprint_tells_profiles_apart(void **state)
+{
+    char one[24], two[24], none[24];
+    (void)state;
+    openai_fingerprint((struct bytes){"a", 1}, one);
+    openai_fingerprint((struct bytes){"b", 1}, two);
+    openai_fingerprint((struct bytes){NULL, 0}, none);
+    assert_string_equal(one, "fp_af63dc4c8601ec8c"); /* FNV-1a's published value for "a" */
+    assert_string_not_equal(one, two);
+    assert_string_equal(none, "");
+}
+
 static void an_error_has_all_its_fields(void **state)
 {
     struct buf b;
@@ -205,6 +217,7 @@ int main(void)
         cmocka_unit_test(a_chat_stream_has_a_role_text_a_finish_and_done),
         cmocka_unit_test(include_usage_adds_a_chunk_without_choices),
         cmocka_unit_test(token_ids_are_told_when_asked_for),
+        cmocka_unit_test(a_fingerprint_tells_profiles_apart),
         cmocka_unit_test(an_error_has_all_its_fields),
         cmocka_unit_test(retry_after_is_whole_seconds_from_1_to_60_where_it_belongs),
         cmocka_unit_test(text_that_is_not_utf8_still_gives_valid_json),
