@@ -10,6 +10,8 @@
 
 const struct sampler_params pipeline_greedy = {.top_p = 1};
 
+_Thread_local int pipeline_in_send;
+
 uint32_t pipeline_n_stages(const struct pipeline *p)
 {
     return p->o.n_stages;
@@ -51,6 +53,7 @@ static void on_send(void *ctx, const struct from_stage *m)
 {
     struct pipeline_stage *s = ctx;
     struct pipeline_message copy = {.stage = s->index, .m = *m};
+    pipeline_in_send = 1;
     if (m->kind == FROM_STAGE_RESULT) {
         struct result *r;
         CHECK(result_create(m->result->max_runs, &r) == STATUS_OK);
@@ -61,6 +64,7 @@ static void on_send(void *ctx, const struct from_stage *m)
         copy.m.result = r;
     }
     CHECK(queue_push(s->pipeline->inbox, &copy) == STATUS_OK);
+    pipeline_in_send = 0;
 }
 
 void pipeline_release(struct pipeline_message *m)

@@ -60,6 +60,9 @@ struct pipeline_message {
     struct from_stage m;
 };
 
+/* Not 0 while a worker's message is being copied on this thread: what is allocated then is ours, not the worker's. */
+extern _Thread_local int pipeline_in_send;
+
 uint32_t pipeline_n_stages(const struct pipeline *p);
 struct worker *pipeline_worker(struct pipeline *p, uint32_t stage);
 struct link_port *pipeline_port(struct pipeline *p, uint32_t stage);
