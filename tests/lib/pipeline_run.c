@@ -111,6 +111,13 @@ static void add_piece(struct run_state *s, struct plan *plan, struct stream *t)
     add_run(s, plan, t, &run, r->prompt + t->planned);
 }
 
+static void fill_pieces(struct run_state *s, struct plan *plan)
+{
+    for (uint32_t i = 0; i < s->p->o.slots; i++)
+        if (s->streams[i].r && s->streams[i].planned < s->streams[i].r->n_prompt)
+            add_piece(s, plan, &s->streams[i]);
+}
+
 /* A stream's row recurs every S ticks, so that S of them share the pipeline; then pieces fill the tick. */
 static void fill(struct run_state *s, struct plan *plan)
 {
@@ -124,15 +131,17 @@ static void fill(struct run_state *s, struct plan *plan)
         t->r = NULL;
         s->n_ended++;
     }
+    /* Rows of streams stand before, and on every other tick behind, those of prompts. */
+    if (plan->tick % 2)
+        fill_pieces(s, plan);
     for (uint32_t i = 0; i < s->p->o.slots; i++) {
         struct stream *t = &s->streams[i];
         if (t->r && t->planned >= t->r->n_prompt && t->n_asked < t->r->n_out && plan->n_rows < s->p->o.max_rows &&
-            plan->tick >= t->last_tick + s->p->o.n_stages)
+            t->last_tick != plan->tick && plan->tick >= t->last_tick + s->p->o.n_stages)
             add_decode(s, plan, t);
     }
-    for (uint32_t i = 0; i < s->p->o.slots; i++)
-        if (s->streams[i].r && s->streams[i].planned < s->streams[i].r->n_prompt)
-            add_piece(s, plan, &s->streams[i]);
+    if (plan->tick % 2 == 0)
+        fill_pieces(s, plan);
 }
 
 static struct stream *stream_of(struct run_state *s, uint64_t seq)

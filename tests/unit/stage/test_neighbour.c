@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -254,6 +255,25 @@ static void silence_is_a_failure_only_while_a_frame_is_expected(void **state)
     close_fixture(&f);
 }
 
+static void a_new_epoch_wakes_a_reader_whose_neighbour_stays(void **state)
+{
+    (void)state;
+    for (enum pipeline_links links = PIPELINE_MEM; links <= PIPELINE_TCP; links++)
+        for (uint32_t mine = 0; mine < 2; mine++) {
+            struct fixture f;
+            struct pipeline_message m;
+            open_fixture(&f, mine, links, WAIT_MS);
+            post_plan(&f, 1);
+            if (mine == 1)
+                post_plan(&f, 0); /* stage 0 waits for the id of its first tick */
+            usleep(5000);
+            pipeline_post_epoch(f.p);
+            assert_int_equal(pipeline_await(f.p, (int)(1 - mine), FROM_STAGE_ACK, WAIT_MS / 2, &m), STATUS_OK);
+            assert_int_equal(m.m.ack.epoch, 2);
+            close_fixture(&f);
+        }
+}
+
 /* --- feedback to stage 0 ------------------------------------------------------------------------------------------------------------ */
 
 static void read_frame(struct fixture *f, struct frame_header *h)
@@ -380,6 +400,7 @@ int main(void)
         cmocka_unit_test(frames_of_an_old_epoch_are_read_away_and_counted),
         cmocka_unit_test(a_link_that_ends_in_the_middle_of_a_frame_is_reported_and_replaced),
         cmocka_unit_test(silence_is_a_failure_only_while_a_frame_is_expected),
+        cmocka_unit_test(a_new_epoch_wakes_a_reader_whose_neighbour_stays),
         cmocka_unit_test(feedback_resolves_the_next_row_and_is_checked),
         cmocka_unit_test(feedback_that_nobody_asked_for_breaks_the_protocol),
         cmocka_unit_test(stage_0_waits_for_feedback_before_more_than_a_window_is_out),
