@@ -1,4 +1,5 @@
-/* stage/worker_impl.h - the inside of a worker, shared by worker.c (life, inbox, epochs) and worker_tick.c (one tick).
+/* stage/worker_impl.h - the inside of a worker, shared by worker.c (life, inbox, epochs), worker_load.c (assignments) and
+ *            worker_tick.c (one tick).
  *
  * Purpose    Not for others.
  * Ownership  As worker.h.
@@ -77,6 +78,7 @@ struct worker {
 };
 
 /* worker.c */
+void worker__move(struct worker *w, enum worker_state to); /* the only place where a worker changes state */
 int worker__superseded(const struct worker *w);
 void worker__send(struct worker *w, const struct from_stage *m);
 /* Reports err (unless the epoch is over anyway) and leaves the epoch. */
@@ -84,6 +86,10 @@ void worker__fail(struct worker *w, uint64_t tick, const struct error *err, int 
 void worker__leave(struct worker *w);
 void worker__flush_timings(struct worker *w);
 int worker__is_last(const struct worker *w);
+
+/* worker_load.c: a failure has been reported when it returns. */
+void worker__take_assignment(struct worker *w, const struct msg_assign *a);
+void worker__unload(struct worker *w); /* on the thread that loaded */
 
 /* worker_tick.c: checks and runs a plan of this epoch; a failure has been reported when it returns. */
 void worker__run_plan(struct worker *w, const struct plan *p, int64_t taken_ns);
