@@ -205,9 +205,12 @@ static void add_headers(struct exchange *x, struct MHD_Response *r)
     }
 }
 
+/* The response's memory is taken from x with the lock, but libmicrohttpd is called without it: it holds a response's lock
+ * when it asks read_stream, so the other order is not allowed. */
 enum MHD_Result exchange_queue(struct exchange *x)
 {
     struct MHD_Response *r;
+    pthread_mutex_lock(&x->lock);
     if (x->streaming) {
         r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK_BYTES, read_stream, x, NULL);
     } else {
@@ -215,6 +218,7 @@ enum MHD_Result exchange_queue(struct exchange *x)
         if (r) /* its data is the response's now */
             x->out = (struct buf){.limit = EXCHANGE_OUT_MAX};
     }
+    pthread_mutex_unlock(&x->lock);
     if (!r)
         return MHD_NO;
     add_headers(x, r);

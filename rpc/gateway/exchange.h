@@ -90,7 +90,7 @@ void exchange_stream_end(struct exchange *x);
 void exchange_leave(struct exchange *x);
 /* (locked) Whether the client has acknowledged nothing for stall_ms though something is on its way. */
 int exchange_stalled(struct exchange *x, int64_t now_ns, int64_t stall_ms);
-/* (locked) Hands the reply to libmicrohttpd. */
+/* Hands the reply to libmicrohttpd; on its thread, without the lock. The reply's head does not change any more. */
 enum MHD_Result exchange_queue(struct exchange *x);
 
 #endif

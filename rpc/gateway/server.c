@@ -234,17 +234,13 @@ static enum MHD_Result answer(struct server *s, struct exchange *x)
             pthread_mutex_lock(&x->lock);
         }
     }
-    enum MHD_Result result = MHD_YES;
-    if (x->gone) {
-        result = MHD_NO;
-    } else if (x->have_reply) {
-        result = exchange_queue(x);
-    } else {
+    int gone = x->gone, reply = x->have_reply;
+    if (!gone && !reply) {
         x->suspended = 1;
         MHD_suspend_connection(x->conn);
     }
     pthread_mutex_unlock(&x->lock);
-    return result;
+    return gone ? MHD_NO : reply ? exchange_queue(x) : MHD_YES;
 }
 
 /* --- callbacks of libmicrohttpd ----------------------------------------------------------------------------------- */
@@ -256,11 +252,9 @@ static enum MHD_Result refuse(struct exchange *x, uint64_t content_length, const
     pthread_mutex_lock(&x->lock);
     x->refused = 1;
     exchange_reply_error(x, err);
-    enum MHD_Result result = MHD_YES;
-    if (content_length > DISCARD_MAX_BYTES || request_head_expects_continue(x->conn))
-        result = exchange_queue(x);
     pthread_mutex_unlock(&x->lock);
-    return result;
+    int now = content_length > DISCARD_MAX_BYTES || request_head_expects_continue(x->conn);
+    return now ? exchange_queue(x) : MHD_YES;
 }
 
 static enum MHD_Result begin(struct server *s, struct MHD_Connection *conn, const char *url, const char *method,

@@ -350,9 +350,10 @@ def test_broken_connections_harm_nobody():
 
 
 def test_fc65_health_answers_fast_beside_200_streams_and_200_idle_connections():
-    streams = [bed.stream_chat("delay=50 count=400") for _ in range(200)]
-    idle = [socket.create_connection(("127.0.0.1", bed.port)) for _ in range(200)]
-    wait_for(lambda: bed.counts()["decoding"] == 200, 10, "200 streams run")
+    n = 40 if sanitized(bed.gateway.pid) else 200
+    streams = [bed.stream_chat("delay=50 count=400") for _ in range(n)]
+    idle = [socket.create_connection(("127.0.0.1", bed.port)) for _ in range(n)]
+    wait_for(lambda: bed.counts()["decoding"] == n, 10, "all streams run")
     worst = {}
     for _ in range(50):
         for path in ("/live", "/ready", "/metrics"):
@@ -360,7 +361,7 @@ def test_fc65_health_answers_fast_beside_200_streams_and_200_idle_connections():
             assert bed.get(path)[0] == 200
             worst[path] = max(worst.get(path, 0), time.monotonic() - started)
     assert max(worst.values()) < (2 if sanitized(bed.gateway.pid) else 0.1), worst
-    assert cancelled_after(lambda: [s.close() for s in streams + idle], 200) < 2
+    assert cancelled_after(lambda: [s.close() for s in streams + idle], n) < 2
 
 
 # --- the coordinator goes and comes ------------------------------------------------------------------------------------------
