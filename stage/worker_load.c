@@ -76,13 +76,16 @@ void worker__unload(struct worker *w)
         c->table->destroy(c);
 }
 
-/* Plans for the window and one more; a plan's words hold the ids of its rows and block numbers (wire.md: 64 KiB). */
+/* Plans for the window and one more. A plan's words hold the ids of its rows and the numbers of blocks that it hands out, each
+ * at most once; but no more than a message of 4 MiB has room for. */
 static enum status create_plans(struct worker *w)
 {
+    enum { MIN_WORDS = 16 << 10, MAX_WORDS = 1 << 20 };
     const struct msg_assign *a = &w->assign;
+    const uint32_t blocks = w->loaded.n_blocks < MIN_WORDS ? MIN_WORDS : w->loaded.n_blocks > MAX_WORDS ? MAX_WORDS : w->loaded.n_blocks;
     for (uint32_t i = 0; i < a->window + 1; i++) {
         struct plan *p;
-        TRY(plan_create(4 * a->slots + 16, a->max_rows, a->max_rows + (16 << 10), &p));
+        TRY(plan_create(4 * a->slots + 16, a->max_rows, a->max_rows + blocks, &p));
         pthread_mutex_lock(&w->lock);
         w->pool[w->n_pool++] = w->free_plans[w->n_free++] = p;
         pthread_mutex_unlock(&w->lock);
