@@ -74,11 +74,15 @@ static void post_plan(struct fixture *f, int first)
     assert_int_equal(pipeline_post_plan(f->p, -1, plan), STATUS_OK);
 }
 
+static enum status try_send_bytes(struct fixture *f, const void *bytes, size_t len)
+{
+    struct iovec iov = {(void *)(uintptr_t)bytes, len};
+    return link_write_all(f->links.out, &iov, 1, WAIT_MS, NULL, NULL, NULL, NULL);
+}
+
 static void send_bytes(struct fixture *f, const void *bytes, size_t len)
 {
-    struct error err;
-    struct iovec iov = {(void *)(uintptr_t)bytes, len};
-    assert_int_equal(link_write_all(f->links.out, &iov, 1, WAIT_MS, NULL, NULL, NULL, &err), STATUS_OK);
+    assert_int_equal(try_send_bytes(f, bytes, len), STATUS_OK);
 }
 
 /* FAILED of the worker, with these words. */
@@ -326,8 +330,11 @@ static void feedback_resolves_the_next_row_and_is_checked(void **state)
         read_frame(&f, &h);
         post_plan(&f, 0);
         size_t len = feedback(&f, cases[i].tick, cases[i].n, cases[i].r, bytes);
-        for (size_t at = 0; at < len; at += 7) /* in crumbs */
-            send_bytes(&f, bytes + at, len - at < 7 ? len - at : 7);
+        enum status sent = STATUS_OK;
+        for (size_t at = 0; at < len && sent == STATUS_OK; at += 7) /* in crumbs */
+            sent = try_send_bytes(&f, bytes + at, len - at < 7 ? len - at : 7);
+        /* A bad header may end the link before its records are out. */
+        assert_true(sent == STATUS_OK || (cases[i].words && sent == STATUS_LINK));
         if (cases[i].words) {
             const int is_compute = strstr(cases[i].words, "vocabulary") != NULL;
             await_failure(&f, is_compute ? STATUS_STAGE : STATUS_PROTOCOL, cases[i].words);
