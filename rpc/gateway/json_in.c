@@ -78,10 +78,12 @@ enum status json_in__parse(const char *data, size_t len, size_t tree_bytes, json
     exhausted = no_memory = 0;
     json_t *root = json_loadb(data, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
     budget_bytes = SIZE_MAX;
-    if (!root && exhausted)
-        return error_set(err, STATUS_BODY_TOO_LARGE, "the body holds more values than a request may have");
-    if (!root && no_memory) /* not the client's fault, though jansson says it like a syntax error */
-        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the body");
+    /* Also when there is a tree: jansson's lexer drops a character that it has no memory to keep, and goes on. */
+    if (exhausted || no_memory) {
+        json_decref(root);
+        return exhausted ? error_set(err, STATUS_BODY_TOO_LARGE, "the body holds more values than a request may have")
+                         : error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the body");
+    }
     if (!root)
         return error_param(err, STATUS_BAD_REQUEST, NULL, "invalid_json",
                            "the body is not valid JSON at byte %d: %.200s", e.position, e.text);
