@@ -55,7 +55,7 @@ static enum status join_parts(json_t *message, const json_t *parts, const char *
     buf_init(&text, PART_TEXT_MAX);
     enum status s = STATUS_OK;
     for (size_t i = 0; i < json_array_size(parts) && s == STATUS_OK; i++) {
-        char part_at[48];
+        char part_at[64];
         snprintf(part_at, sizeof part_at, "%s.content[%zu]", at, i);
         s = append_part(json_array_get(parts, i), part_at, &text, err);
     }
