@@ -224,6 +224,7 @@ static enum status add_stage(struct launcher *l, int stage, int local, struct er
     add_flag(c, "--stage", text("%d", stage));
     add_flag(c, "--coordinator", l->coordinator);
     add_flag(c, "--threads", text("%d", n_threads));
+    c->env[c->n_env++] = text("SLUICE_HOST_STAGES=%d", l->n_local); /* they share this host's memory */
     if (n_cores) {
         char list[4096] = "SLUICE_CORES=";
         size_t len = strlen(list);
