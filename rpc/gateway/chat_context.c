@@ -10,7 +10,7 @@ enum { MAX_MESSAGES = 65536, PART_TEXT_MAX = 1 << 30 };
 
 static enum status wrong(struct error *err, const char *at, const char *field, const char *want, const json_t *got)
 {
-    char param[64];
+    char param[96];
     snprintf(param, sizeof param, "%s%s", at, field);
     if (!got)
         return error_param(err, STATUS_BAD_REQUEST, param, "missing_field", "%s is missing; %s is expected", param,
@@ -31,7 +31,7 @@ static enum status append_part(const json_t *part, const char *at, struct buf *t
     if (strcmp(name, "text") != 0) {
         static const char *const later[] = {"image_url", "input_audio", "file",   "image",
                                             "video_url", "audio_url",   "refusal"};
-        char param[64];
+        char param[96];
         snprintf(param, sizeof param, "%s.type", at);
         for (size_t i = 0; i < sizeof later / sizeof later[0]; i++)
             if (strcmp(name, later[i]) == 0)
