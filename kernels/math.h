@@ -13,13 +13,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* 2^x for x <= 0, relative error < 2.5e-7; 0 below -125. Degree 5 in r = x - rint(x) (docs/numerics.md). */
+/* 2^x for x <= 0, relative error < 3e-7; 0 below -125. Degree 5 in r = x - rint(x): 1 + r*p(r), p interpolates (2^r - 1)/r at
+ * the Chebyshev nodes of [-1/2, 1/2] (docs/numerics.md). */
 #define EXP2_C0 1.0f
 #define EXP2_C1 0.693147182f
-#define EXP2_C2 0.240226462f
-#define EXP2_C3 0.0555032921f
-#define EXP2_C4 0.00967884157f
-#define EXP2_C5 0.00132647355f
+#define EXP2_C2 0.240223490f
+#define EXP2_C3 0.0555038101f
+#define EXP2_C4 0.00966636852f
+#define EXP2_C5 0.00133813025f
 #define LOG2E_F 1.44269504f
 
 /* e^x for x <= 0: Cody-Waite reduction and the degree-6 polynomial of Cephes' expf (Moshier); 0 below -87. */

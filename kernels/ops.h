@@ -10,8 +10,8 @@
  *            operation's result does not depend on n_threads.
  * Invariants Row-invariant: the values of a row depend on that row's inputs alone, whatever rows stand beside it.
  *            Default MXCSR (round to nearest, no FTZ, no DAZ) on every thread.
- * Errors     ops_open: STATUS_CONFIG. weight_prepare: STATUS_UNSUPPORTED naming the type, STATUS_BAD_MODEL for a bad shape. Operations cannot fail; NaN and
- *            Inf in a row stay in that row.
+ * Errors     ops_open: STATUS_CONFIG. weight_prepare: STATUS_UNSUPPORTED naming the type, STATUS_BAD_MODEL for a bad
+ *            shape. Operations cannot fail; NaN and Inf in a row stay in that row.
  *
  * All matrices are row-major f32 unless said otherwise; pointers to rows are 64-byte aligned and a row stride is its
  * length. "Share" partitions: rows in tiles of 16 (never a smaller cut), output columns in strips of 16.
@@ -81,7 +81,8 @@ struct ops {
     /* x += add (when add != NULL), then a->x = rmsnorm(x) * w. x [n_rows][k] is updated in place. */
     void (*acts_norm)(struct acts *a, float *x, const float *add, const float *w, float eps, uint32_t n_rows, uint32_t k,
                       int int8, int thread, int n_threads);
-    /* a->x = gate_fn(gate) * up; gate and up [n_rows][k]. kind: enum gate_kind of common/model/hparams.h. */
+    /* a->x = gate_fn(gate) * up; gate and up [n_rows][k]. kind: enum gate_kind of common/model/hparams.h. Up to 16 rows are
+     * shared out by columns, not rows: wait at a barrier on both sides. */
     void (*acts_gate)(struct acts *a, const float *gate, const float *up, int kind, uint32_t n_rows, uint32_t k, int int8,
                       int thread, int n_threads);
 

@@ -4,7 +4,7 @@
  *            20 us, then sleeps on a futex; between runs the workers sleep the same way. Never used across processes.
  * Ownership  team_create/team_destroy.
  * Threading  One thread runs the team at a time.
- * Errors     STATUS_OUT_OF_MEMORY (threads could not be started).
+ * Errors     STATUS_OUT_OF_MEMORY (threads could not be started), STATUS_CONFIG (a core that this process may not use).
  */
 #ifndef SLUICE_KERNELS_TEAM_H
 #define SLUICE_KERNELS_TEAM_H

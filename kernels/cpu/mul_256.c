@@ -1,8 +1,9 @@
 /* Quantized products with 256-bit vectors, built twice: AVX2 (maddubs) and, with -DAVXVNNI=1, AVX-VNNI (dpbusd).
  *
- * Up to 4 rows read the cells directly; more rows run over a strip half (8 outputs) that is unpacked once into the first-level
+ * One row reads the cells directly; more rows run over a strip half (8 outputs) that is unpacked once into the first-level
  * cache. Without dpbusd, maddubs adds pairs in 16 bits, and nothing saturates: payload <= 15: 8 products fit (30480), <= 31: 4
- * (31496), <= 63: 2 (32004); Q8_0: |w| <= 128 times the sign-adjusted x: one pair is at most 32512. */
+ * (31496), <= 63: 2 (32004); Q8_0: |w| <= 128 times the sign-adjusted x: one pair is at most 32512, so its quads are made
+ * signed when they are read. */
 #include <immintrin.h>
 
 #include "kernels/block.h"
@@ -12,10 +13,12 @@
 #define AVXVNNI 0
 #endif
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8") /* arrays of vectors are registers only where every index is a constant */
 
 enum {
     CHUNK = 48,      /* blocks of a strip half unpacked at a time: 15 KiB */
     GROUP_ROWS = 4,  /* rows in registers */
+    AHEAD = 2048,    /* bytes to fetch before they are needed */
 };
 
 INLINE __m256i load(const uint8_t *p)
@@ -52,12 +55,14 @@ INLINE __m256 load_i8(const uint8_t *p)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
 }
 
-/* The k-quad `j` (0..7) of half `h` of a cell for the lanes 8g..8g+7: unsigned bytes. */
+/* The k-quad `j` (0..7) of half `h` of a cell for the lanes 8g..8g+7: unsigned bytes (AVX2's Q8_0: signed). */
 INLINE __m256i quad(enum tensor_type type, const uint8_t *cell, int h, int g, int j)
 {
     const struct strip_layout l = strip_layout(type);
-    if (type == TENSOR_Q8_0)
-        return load(cell + l.payload + 512 * h + 64 * j + 32 * g);
+    if (type == TENSOR_Q8_0) {
+        __m256i v = load(cell + l.payload + 512 * h + 64 * j + 32 * g);
+        return AVXVNNI ? v : _mm256_xor_si256(v, _mm256_set1_epi8(-128));
+    }
     __m256i v = load(cell + l.payload + 256 * h + 64 * (j % 4) + 32 * g);
     v = _mm256_and_si256(j < 4 ? v : _mm256_srli_epi16(v, 4), _mm256_set1_epi8(15));
     if (type == TENSOR_Q5_0 || type == TENSOR_Q5_1 || type == TENSOR_Q5_K) {
@@ -103,59 +108,77 @@ INLINE __m256i dot(enum tensor_type type, const __m256i *w, int first, int n, co
 {
 #if AVXVNNI
     (void)type;
+    UNROLL
     for (int j = first; j < first + n; j++)
         acc = _mm256_dpbusd_avx_epi32(acc, w[j], bcast32(x + 4 * j));
 #else
     const __m256i one = _mm256_set1_epi16(1);
     if (type == TENSOR_Q8_0) {
+        UNROLL
         for (int j = first; j < first + n; j++) {
-            __m256i v = _mm256_xor_si256(w[j], _mm256_set1_epi8(-128));
-            __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(bcast32(x + 4 * j), v));
+            __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), _mm256_sign_epi8(bcast32(x + 4 * j), w[j]));
             acc = _mm256_add_epi32(acc, _mm256_madd_epi16(p, one));
         }
         return acc;
     }
     const int fit = type == TENSOR_Q6_K ? 2 : type == TENSOR_Q5_0 || type == TENSOR_Q5_1 || type == TENSOR_Q5_K ? 4 : 8;
-    for (int j = first; j < first + n; j += fit) {
-        __m256i s = _mm256_maddubs_epi16(w[j], bcast32(x + 4 * j));
-        for (int i = 1; i < fit && i < n; i++)
-            s = _mm256_add_epi16(s, _mm256_maddubs_epi16(w[j + i], bcast32(x + 4 * (j + i))));
-        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(s, one));
+    __m256i s = _mm256_setzero_si256();
+    UNROLL
+    for (int j = 0; j < n; j++) {
+        __m256i p = _mm256_maddubs_epi16(w[first + j], bcast32(x + 4 * (first + j)));
+        s = j % fit ? _mm256_add_epi16(s, p) : p;
+        if (j % fit == fit - 1 || j == n - 1)
+            acc = _mm256_add_epi32(acc, _mm256_madd_epi16(s, one));
     }
 #endif
     return acc;
 }
 
+/* Where a group of rows stands in a block: x of row i at x + 32*i, field f of row i at field + f*pitch + 4*i. */
+struct at {
+    const uint8_t *x, *field;
+    size_t pitch, block_bytes;
+};
+
+INLINE struct at at_block(const uint8_t *block, uint32_t R, uint32_t r)
+{
+    return (struct at){block + 32 * r, block + 32 * R + 4 * r, 4 * R, (size_t)R * ACT_BLOCK_BYTES};
+}
+
+INLINE struct at at_next(struct at a)
+{
+    return (struct at){a.x + a.block_bytes, a.field + a.block_bytes, a.pitch, a.block_bytes};
+}
+
 /* The start value that takes the offset out. AVX2's Q8_0 has signed weights already. */
-INLINE __m256i start(enum tensor_type type, const uint8_t *block, uint32_t R, uint32_t r, int upper)
+INLINE __m256i start(enum tensor_type type, struct at a, int i, int upper)
 {
     if (type == TENSOR_Q4_0)
-        return bcast32(ACT_FIELD(block, R, ACT_N8) + 4 * r);
+        return bcast32(a.field + ACT_N8 * a.pitch + 4 * i);
     if (type == TENSOR_Q5_0)
-        return bcast32(ACT_FIELD(block, R, ACT_N16) + 4 * r);
+        return bcast32(a.field + ACT_N16 * a.pitch + 4 * i);
     if (type == TENSOR_Q6_K)
-        return bcast32(ACT_FIELD(block, R, upper ? ACT_N32_HI : ACT_N32_LO) + 4 * r);
+        return bcast32(a.field + (upper ? ACT_N32_HI : ACT_N32_LO) * a.pitch + 4 * i);
     if (AVXVNNI && type == TENSOR_Q8_0)
-        return bcast32(ACT_FIELD(block, R, ACT_N128) + 4 * r);
+        return bcast32(a.field + ACT_N128 * a.pitch + 4 * i);
     return _mm256_setzero_si256();
 }
 
-/* One block of 8 lanes for row r of a tile of R: the f32 step of the definition. */
-INLINE __m256 step(enum tensor_type type, const __m256i w[8], struct scales s, const uint8_t *block, uint32_t R, uint32_t r,
-                   __m256 y)
+/* One block of 8 lanes for row i of a group: the f32 step of the definition. */
+INLINE __m256 step(enum tensor_type type, const __m256i w[8], struct scales s, struct at a, int i, __m256 y)
 {
-    const uint8_t *x = block + 32 * r;
-    __m256 d = bcast_f32(ACT_FIELD(block, R, ACT_D) + 4 * r);
+    const uint8_t *x = a.x + 32 * i;
+    __m256 d = bcast_f32(a.field + 4 * i);
     if (type == TENSOR_Q6_K) {
-        __m256i lo = dot(type, w, 0, 4, x, start(type, block, R, r, 0));
-        __m256i hi = dot(type, w, 4, 4, x, start(type, block, R, r, 1));
+        __m256i lo = dot(type, w, 0, 4, x, start(type, a, i, 0));
+        __m256i hi = dot(type, w, 4, 4, x, start(type, a, i, 1));
         y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(lo), _mm256_mul_ps(s.s, d), y);
         return _mm256_fmadd_ps(_mm256_cvtepi32_ps(hi), _mm256_mul_ps(s.t, d), y);
     }
-    __m256i sum = dot(type, w, 0, 8, x, start(type, block, R, r, 0));
+    __m256i sum = dot(type, w, 0, 8, x, start(type, a, i, 0));
     y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(s.s, d), y);
     if (strip_layout(type).has_min)
-        y = _mm256_fmadd_ps(s.t, bcast_f32(ACT_FIELD(block, R, ACT_XS) + 4 * r), y);
+        y = _mm256_fmadd_ps(s.t, bcast_f32(a.field + ACT_XS * a.pitch + 4 * i), y);
     return y;
 }
 
@@ -171,88 +194,46 @@ INLINE void store_lanes(float *y, __m256 v, int columns) /* the first `columns` 
         y[i] = lane[i];
 }
 
-/* --- up to 4 rows: straight from the cells ------------------------------------------------------------------------ */
+/* --- one row: straight from the cells ------------------------------------------------------------------------------- */
 
-/* One row, all 16 lanes of a strip at once: every cache line is used when it arrives. */
-INLINE void strip_row(enum tensor_type type, const struct mul *m, const uint8_t *cell, const uint8_t *block, uint32_t R,
-                      uint32_t r, size_t ahead, __m256 y[2])
+INLINE __m256 step_cell(enum tensor_type type, const uint8_t *header, const uint8_t *cell, int h, int g, struct at a, __m256 y)
+{
+    __m256i w[8];
+    UNROLL
+    for (int j = 0; j < 8; j++)
+        w[j] = quad(type, cell, h, g, j);
+    return step(type, w, scales(type, header, cell, h, g), a, 0, y);
+}
+
+/* All 16 lanes of a strip at once: every cache line is used when it arrives. */
+INLINE void strip_row(enum tensor_type type, const struct mul *m, uint32_t strip, uint32_t row)
 {
     const struct strip_layout l = strip_layout(type);
-    const uint8_t *header = cell;
-    uint32_t n_blocks = m->k / 32;
-    y[0] = y[1] = _mm256_setzero_ps();
-    for (uint32_t b = 0; b < n_blocks; b++, block += (size_t)R * ACT_BLOCK_BYTES) {
+    const uint32_t tile = row / SHARE_TILE, R = act_tile_rows(m->n_rows, tile), n_blocks = m->k / 32;
+    const uint8_t *cell = m->packed + strip * strip_bytes(type, m->k), *header = cell;
+    struct at a = at_block(m->acts + act_tile_offset(m->k, tile), R, row % SHARE_TILE);
+    __m256 y0 = _mm256_setzero_ps(), y1 = y0;
+    for (uint32_t b = 0; b < n_blocks; b += 2, cell += l.cell) {
         if (l.header && b % 8 == 0) {
             header = cell;
             cell += l.header;
         }
-        int h = b & 1;
-        for (uint32_t i = h * (l.cell / 128 * 64); i < (h ? l.cell : l.cell / 128 * 64); i += 64)
-            _mm_prefetch((const char *)cell + ahead + i, _MM_HINT_T0);
-        for (int g = 0; g < 2; g++) {
-            __m256i w[8];
-            for (int j = 0; j < 8; j++)
-                w[j] = quad(type, cell, h, g, j);
-            y[g] = step(type, w, scales(type, header, cell, h, g), block, R, r, y[g]);
-        }
-        if (h)
-            cell += l.cell;
+        UNROLL
+        for (uint32_t i = 0; i < l.cell; i += 64)
+            _mm_prefetch((const char *)cell + AHEAD + i, _MM_HINT_T0);
+        y0 = step_cell(type, header, cell, 0, 0, a, y0);
+        y1 = step_cell(type, header, cell, 0, 1, a, y1);
+        a = at_next(a);
+        if (b + 1 == n_blocks)
+            break;
+        y0 = step_cell(type, header, cell, 1, 0, a, y0);
+        y1 = step_cell(type, header, cell, 1, 1, a, y1);
+        a = at_next(a);
     }
-}
-
-/* 2 to 4 rows, 8 lanes. */
-INLINE void half_rows(enum tensor_type type, int n_rows, const struct mul *m, const uint8_t *cell, int g, const uint8_t *block,
-                      uint32_t R, uint32_t r, size_t ahead, __m256 *y)
-{
-    const struct strip_layout l = strip_layout(type);
-    const uint8_t *header = cell;
-    uint32_t n_blocks = m->k / 32;
-    for (int i = 0; i < n_rows; i++)
-        y[i] = _mm256_setzero_ps();
-    for (uint32_t b = 0; b < n_blocks; b++, block += (size_t)R * ACT_BLOCK_BYTES) {
-        if (l.header && b % 8 == 0) {
-            header = cell;
-            cell += l.header;
-        }
-        int h = b & 1;
-        __m256i w[8];
-        if (h == 0) /* the next strip's lines, one half of them with each half of the lanes */
-            for (uint32_t i = g * 64; i < l.cell; i += 128)
-                _mm_prefetch((const char *)cell + ahead + i, _MM_HINT_T0);
-        for (int j = 0; j < 8; j++)
-            w[j] = quad(type, cell, h, g, j);
-        struct scales s = scales(type, header, cell, h, g);
-#pragma GCC unroll 4
-        for (int i = 0; i < n_rows; i++)
-            y[i] = step(type, w, s, block, R, r + (uint32_t)i, y[i]);
-        if (h)
-            cell += l.cell;
-    }
-}
-
-INLINE void few_rows(enum tensor_type type, int n_rows, const struct mul *m, uint32_t strip0, uint32_t strip1, uint32_t row)
-{
-    const size_t bytes = strip_bytes(type, m->k);
-    const uint32_t tile = row / SHARE_TILE, R = act_tile_rows(m->n_rows, tile), r = row % SHARE_TILE;
-    const uint8_t *block = m->acts + act_tile_offset(m->k, tile);
-    for (uint32_t s = strip0; s < strip1; s++) {
-        const uint8_t *strip = m->packed + s * bytes;
-        float *out = m->y + row * m->y_stride + (size_t)s * STRIP;
-        int columns = (int)strip_columns(m, s);
-        __m256 y[GROUP_ROWS];
-        if (n_rows == 1) {
-            strip_row(type, m, strip, block, R, r, 2048, y);
-            store_lanes(out, y[0], columns);
-            store_lanes(out + 8, y[1], columns - 8);
-            continue;
-        }
-        for (int g = 0; g < 2; g++) {
-            half_rows(type, n_rows, m, strip, g, block, R, r, bytes, y);
-#pragma GCC unroll 4
-            for (int i = 0; i < n_rows; i++)
-                store_lanes(out + (size_t)i * m->y_stride + 8 * g, y[i], columns - 8 * g);
-        }
-    }
+    int columns = (int)strip_columns(m, strip);
+    float *out = m->y + row * m->y_stride + (size_t)strip * STRIP;
+    store_lanes(out, y0, columns);
+    store_lanes(out + 8, y1, columns - 8);
 }
 
 /* --- more rows: over an unpacked strip half ------------------------------------------------------------------------- */
@@ -273,6 +254,7 @@ INLINE void unpack(enum tensor_type type, const uint8_t *strip, int g, uint32_t 
         if (h == 0)
             for (uint32_t p = g * 64; p < l.cell; p += 128)
                 _mm_prefetch((const char *)cell + ahead + p, _MM_HINT_T1);
+        UNROLL
         for (int j = 0; j < 8; j++)
             _mm256_store_si256((void *)u->w[i][j], quad(type, cell, h, g, j));
         struct scales s = scales(type, header, cell, h, g);
@@ -286,6 +268,8 @@ INLINE void group(enum tensor_type type, int n_rows, const struct unpacked *u, u
                   uint32_t r, float *out, size_t y_stride, int columns, int first)
 {
     __m256 y[GROUP_ROWS];
+    struct at a = at_block(block, R, r);
+    UNROLL
     for (int i = 0; i < n_rows; i++) {
         float lane[8] = {0};
         y[i] = _mm256_setzero_ps();
@@ -297,15 +281,17 @@ INLINE void group(enum tensor_type type, int n_rows, const struct unpacked *u, u
             y[i] = _mm256_loadu_ps(lane);
         }
     }
-    for (uint32_t b = 0; b < n; b++, block += (size_t)R * ACT_BLOCK_BYTES) {
+    for (uint32_t b = 0; b < n; b++, a = at_next(a)) {
         __m256i w[8];
         struct scales s = {_mm256_load_ps(u->s[b][0]), _mm256_load_ps(u->s[b][1])};
+        UNROLL
         for (int j = 0; j < 8; j++)
             w[j] = load(u->w[b][j]);
-#pragma GCC unroll 4
+        UNROLL
         for (int i = 0; i < n_rows; i++)
-            y[i] = step(type, w, s, block, R, r + (uint32_t)i, y[i]);
+            y[i] = step(type, w, s, a, i, y[i]);
     }
+    UNROLL
     for (int i = 0; i < n_rows; i++)
         store_lanes(out + (size_t)i * y_stride, y[i], columns);
 }
@@ -362,23 +348,11 @@ INLINE void many_rows(enum tensor_type type, const struct mul *m, uint32_t strip
 #define X(name, offset, min, scales)                                                                                   \
     static void mul_##name(const struct mul *m, uint32_t strip0, uint32_t strip1, uint32_t row0, uint32_t row1)        \
     {                                                                                                                  \
-        switch (row1 - row0) {                                                                                         \
-        case 1:                                                                                                        \
-            few_rows(TENSOR_##name, 1, m, strip0, strip1, row0);                                                       \
-            break;                                                                                                     \
-        case 2:                                                                                                        \
-            few_rows(TENSOR_##name, 2, m, strip0, strip1, row0);                                                       \
-            break;                                                                                                     \
-        case 3:                                                                                                        \
-            few_rows(TENSOR_##name, 3, m, strip0, strip1, row0);                                                       \
-            break;                                                                                                     \
-        case 4:                                                                                                        \
-            few_rows(TENSOR_##name, 4, m, strip0, strip1, row0);                                                       \
-            break;                                                                                                     \
-        default:                                                                                                       \
+        if (row1 - row0 > 1)                                                                                           \
             many_rows(TENSOR_##name, m, strip0, strip1, row0, row1);                                                   \
-            break;                                                                                                     \
-        }                                                                                                              \
+        else                                                                                                           \
+            for (uint32_t s = strip0; s < strip1; s++)                                                                 \
+                strip_row(TENSOR_##name, m, s, row0);                                                                  \
     }
 BLOCK_QUANT_MAP(X)
 #undef X

@@ -13,8 +13,12 @@ enum {
 /* The broadcast as a memory operand: gcc 12 emits a separate vpbroadcastd. */
 INLINE __m512i dp(__m512i acc, __m512i w, const uint8_t *x)
 {
+#if EMULATED_AVX512 /* tests/kernels/emulation */
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(*(const int32_t *)(const void *)x));
+#else
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int32_t *)(const void *)x));
     return acc;
+#endif
 }
 
 INLINE __m512 bcast_f32(const uint8_t *p)

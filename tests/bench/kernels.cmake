@@ -1,0 +1,1 @@
+sluice_program(bench_kernels SOURCES bench_kernels.c DEPS sluice_op_table)

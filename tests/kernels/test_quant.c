@@ -1,0 +1,128 @@
+/* Blocks decode to the bit as gguf-py decodes them (tests/vectors/quants: blocks, then their float32 values). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/base/check.h"
+#include "kernels/block.h"
+#include "kernels/ops.h"
+#include "kernels/quant.h"
+
+static uint8_t *read_file(const char *name, size_t *size)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/quants/%s.bin", SLUICE_VECTORS, name);
+    FILE *f = fopen(path, "rb");
+    if (!f)
+        fail_msg("%s is missing", path);
+    enum { MAX = 1 << 20 };
+    uint8_t *p = malloc(MAX);
+    assert_non_null(p);
+    *size = fread(p, 1, MAX, f);
+    fclose(f);
+    return p;
+}
+
+static void every_supported_type_decodes_as_gguf_py(void **state)
+{
+    static const struct {
+        enum tensor_type type;
+        const char *name;
+    } types[] = {{TENSOR_F16, "F16"},   {TENSOR_BF16, "BF16"}, {TENSOR_Q4_0, "Q4_0"}, {TENSOR_Q4_1, "Q4_1"}, {TENSOR_Q5_0, "Q5_0"},
+                 {TENSOR_Q5_1, "Q5_1"}, {TENSOR_Q8_0, "Q8_0"}, {TENSOR_Q4_K, "Q4_K"}, {TENSOR_Q5_K, "Q5_K"}, {TENSOR_Q6_K, "Q6_K"}};
+    (void)state;
+    for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+        size_t size;
+        uint32_t elements, bytes;
+        uint8_t *file = read_file(types[t].name, &size);
+        block_size(types[t].type, &elements, &bytes);
+        size_t n_blocks = size / (bytes + 4 * (size_t)elements), n = n_blocks * elements;
+        assert_int_equal(n_blocks * (bytes + 4 * elements), size);
+        assert_true(n_blocks >= 64);
+        float *got = malloc(n * sizeof *got);
+        assert_int_equal(quant_decode_row(types[t].type, file, (uint32_t)n, got), 1);
+        for (size_t i = 0; i < n; i++)
+            if (memcmp(&got[i], file + n_blocks * bytes + 4 * i, 4) != 0)
+                fail_msg("%s: value %zu is %a", types[t].name, i, (double)got[i]);
+        free(got);
+        free(file);
+    }
+}
+
+static void f32_rows_are_copied(void **state)
+{
+    const float in[3] = {1.5f, -0.f, 3e38f};
+    float out[3];
+    (void)state;
+    assert_int_equal(quant_decode_row(TENSOR_F32, in, 3, out), 1);
+    assert_memory_equal(in, out, sizeof in);
+}
+
+static void types_that_are_not_built_are_refused_by_name(void **state)
+{
+    static const enum tensor_type types[] = {TENSOR_Q2_K, TENSOR_Q3_K, TENSOR_IQ4_NL, TENSOR_MXFP4, TENSOR_I8, TENSOR_F64};
+    const struct ops *ops;
+    struct error err;
+    struct weight w;
+    float out = 7;
+    (void)state;
+    assert_int_equal(ops_open("auto", "auto", &ops, &err), STATUS_OK);
+    for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+        assert_false(quant_supported(types[i]));
+        assert_int_equal(quant_decode_row(types[i], "", 1, &out), 0);
+        assert_true(out == 7);
+        assert_int_equal(weight_prepare(ops, types[i], 16, 256, "", &w, &err), STATUS_UNSUPPORTED);
+        assert_non_null(strstr(err.message, block_type_name(types[i])));
+    }
+    assert_int_equal(weight_prepare(ops, (enum tensor_type)99, 16, 256, "", &w, &err), STATUS_UNSUPPORTED);
+}
+
+static void a_row_that_is_no_whole_number_of_blocks_is_refused(void **state)
+{
+    const struct ops *ops;
+    struct error err;
+    struct weight w;
+    (void)state;
+    assert_int_equal(ops_open("cpu", "portable", &ops, &err), STATUS_OK);
+    assert_int_equal(weight_prepare(ops, TENSOR_Q4_1, 16, 48, "", &w, &err), STATUS_BAD_MODEL);
+    assert_int_equal(weight_prepare(ops, TENSOR_Q6_K, 16, 128, "", &w, &err), STATUS_BAD_MODEL);
+    assert_int_equal(weight_prepare(ops, TENSOR_F32, 0, 128, "", &w, &err), STATUS_BAD_MODEL);
+    assert_int_equal(weight_prepare(ops, TENSOR_F32, 3, 0, "", &w, &err), STATUS_BAD_MODEL);
+    assert_int_equal(weight_prepare(ops, TENSOR_Q4_1, 1, 96, "", &w, &err), STATUS_OK);
+    assert_true(weight_is_quantized(&w));
+}
+
+static void unknown_backends_and_instruction_sets_are_refused(void **state)
+{
+    const struct ops *ops = NULL;
+    struct error err;
+    (void)state;
+    assert_int_equal(ops_open("cuda", "auto", &ops, &err), STATUS_CONFIG);
+    assert_int_equal(ops_open("gpu", "auto", &ops, &err), STATUS_CONFIG);
+    assert_int_equal(ops_open("cpu", "sse9", &ops, &err), STATUS_CONFIG);
+    assert_non_null(strstr(err.message, "sse9"));
+    assert_null(ops);
+    assert_non_null(ops_isa_missing("sse9"));
+    assert_null(ops_isa_missing("portable"));
+    if (ops_isa_missing("amx")) {
+        assert_int_equal(ops_open("cpu", "amx", &ops, &err), STATUS_CONFIG);
+        assert_non_null(strstr(err.message, ops_isa_missing("amx")));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_supported_type_decodes_as_gguf_py),
+        cmocka_unit_test(f32_rows_are_copied),
+        cmocka_unit_test(types_that_are_not_built_are_refused_by_name),
+        cmocka_unit_test(a_row_that_is_no_whole_number_of_blocks_is_refused),
+        cmocka_unit_test(unknown_backends_and_instruction_sets_are_refused),
+    };
+    return cmocka_run_group_tests_name("quant", tests, NULL, NULL);
+}
