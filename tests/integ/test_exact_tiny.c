@@ -13,7 +13,7 @@
 #include "kernels/ops.h"
 #include "tests/lib/transcript.h"
 
-enum { N_PROMPT = 150, N_DECODE = 12, CONTEXT = 192 };
+enum { N_PROMPT = 150, N_LONG = 330, N_DECODE = 12, CONTEXT = 384 };
 
 static const char *const models[] = {"llama-f32",  "llama-tied-f32", "llama-rope3-f32", "llama-f16",  "llama-bf16",
                                      "llama-q4_0", "llama-q4_1",     "llama-q5_0",      "llama-q5_1", "llama-q8_0",
@@ -27,17 +27,22 @@ struct variant {
 
 static const struct variant plain = {"plain", "cpu", "auto", 1, N_PROMPT, 0, 64, 1};
 
-static uint32_t prompt[N_PROMPT];
+static uint32_t prompt[N_LONG];
 
-static struct transcript make(const char *path, const struct variant *v)
+static struct transcript make_of(const char *path, const struct variant *v, uint32_t n_prompt)
 {
     const struct transcript_options o = {
         .chain = {.model_path = path, .backend = v->backend, .isa = v->isa, .n_stages = v->n_stages, .kv_block = v->kv_block,
-                  .n_threads = v->n_threads, .context = CONTEXT, .max_rows = N_PROMPT + 32},
-        .prompt = prompt, .n_prompt = N_PROMPT, .n_decode = N_DECODE, .piece = v->piece, .sample_every = 5,
+                  .n_threads = v->n_threads, .context = CONTEXT, .max_rows = v->piece + 32},
+        .prompt = prompt, .n_prompt = n_prompt, .n_decode = N_DECODE, .piece = v->piece, .sample_every = 5,
         .n_others = v->n_others,
     };
     return transcript_make(&o);
+}
+
+static struct transcript make(const char *path, const struct variant *v)
+{
+    return make_of(path, v, N_PROMPT);
 }
 
 static void compare_all(const struct variant *variants, size_t n)
@@ -66,6 +71,29 @@ static void pieces_of_any_size_give_the_same_bits(void **state)
         {"pieces of 65 beside seven others", "cpu", "auto", 1, 65, 7, 64, 1},
     };
     compare_all(variants, ARRAY_LEN(variants));
+}
+
+/* forward cuts ticks of more than 256 rows; the last layer is cut at 64. */
+static void a_tick_of_several_chunks_gives_the_same_bits(void **state)
+{
+    (void)state;
+    static const struct variant variants[] = {
+        {"one tick", "cpu", "auto", 1, N_LONG, 0, 64, 2},
+        {"one tick beside seven", "cpu", "auto", 1, N_LONG, 7, 64, 1},
+        {"two stages, ticks of 300", "cpu", "auto", 2, 300, 3, 16, 1},
+    };
+    const struct variant small = {"pieces of 16", "cpu", "auto", 1, 16, 0, 64, 1};
+    for (size_t m = 0; m < ARRAY_LEN(models); m += 3) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/tiny/%s.gguf", SLUICE_VECTORS, models[m]);
+        struct transcript want = make_of(path, &small, N_LONG);
+        for (size_t i = 0; i < ARRAY_LEN(variants); i++) {
+            struct transcript got = make_of(path, &variants[i], N_LONG);
+            transcript_compare(&want, &got, variants[i].name);
+            transcript_free(&got);
+        }
+        transcript_free(&want);
+    }
 }
 
 static void two_stages_give_the_same_bits_as_one(void **state)
@@ -147,6 +175,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pieces_of_any_size_give_the_same_bits),
+        cmocka_unit_test(a_tick_of_several_chunks_gives_the_same_bits),
         cmocka_unit_test(two_stages_give_the_same_bits_as_one),
         cmocka_unit_test(three_stages_give_the_same_bits_as_one),
         cmocka_unit_test(a_sequence_beside_seven_others_gets_the_same_bits),
@@ -156,7 +185,7 @@ int main(void)
         cmocka_unit_test(the_ref_backend_gives_the_same_bits),
     };
     log_set_levels("warn", NULL);
-    for (uint32_t i = 0; i < N_PROMPT; i++)
+    for (uint32_t i = 0; i < N_LONG; i++)
         prompt[i] = (uint32_t)(rand_at(2024, i) % 320);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
