@@ -101,6 +101,7 @@ static void handle(struct engine *e, const struct engine_message *m, int64_t now
     switch (m->kind) {
     case ENGINE_SUBMIT:
         engine__submit(e, m->request, now);
+        atomic_fetch_sub(&e->submitting, 1); /* from here on the counts know it */
         engine__admit(e, now); /* before the next one is judged: a free slot is not a place in the queue */
         break;
     case ENGINE_CANCEL:
@@ -159,10 +160,8 @@ static void turn(struct engine *e, int64_t now)
 
 static int64_t wake_at(struct engine *e, int64_t now)
 {
-    int64_t at = pipeline_time(e->pipeline, now), other = admission_deadline(e->admission);
-    if (other < at)
-        at = other;
-    if (e->next_periodic_ns < at)
+    int64_t at = pipeline_time(e->pipeline, now);
+    if (e->next_periodic_ns < at) /* it also ends waits: their deadlines need no wake of their own */
         at = e->next_periodic_ns;
     if (e->dirty && e->published_ns + PUBLISH_NS < at)
         at = e->published_ns + PUBLISH_NS;
@@ -186,7 +185,9 @@ static void refuse(struct engine *e, const struct engine_message *m)
 {
     struct error why;
     error_set(&why, STATUS_DRAINING, "the service is ending");
+    why.retry_after_s = 2;
     if (m->kind == ENGINE_SUBMIT) {
+        atomic_fetch_sub(&e->submitting, 1);
         m->request->sink.finish(m->request->sink.ctx, &why);
         request_release(m->request);
     } else if (m->kind == ENGINE_CANCEL) {
@@ -309,6 +310,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     e->window = e->n_stages + 1;
     list_init(&e->queued);
     list_init(&e->running);
+    atomic_init(&e->idle, 1);
     pthread_mutex_init(&e->snapshot_lock, NULL);
     enum status s = create_tables(e, err);
     if (s == STATUS_OK && (s = create_rings(e)) != STATUS_OK)
@@ -376,7 +378,10 @@ void engine_destroy(struct engine *e)
 
 enum status engine_submit(struct engine *e, struct request *r)
 {
+    atomic_fetch_add(&e->submitting, 1);
     enum status s = queue_push(e->inbox, &(struct engine_message){.kind = ENGINE_SUBMIT, .request = r});
+    if (s != STATUS_OK)
+        atomic_fetch_sub(&e->submitting, 1);
     return s == STATUS_CLOSED ? STATUS_DRAINING : s;
 }
 

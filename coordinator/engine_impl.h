@@ -71,6 +71,7 @@ struct engine {
     atomic_int overflowed;         /* a stage message found the inbox full */
     atomic_int cancel_overflowed;  /* a cancel did: the flags of all requests are to be read */
     atomic_uint_fast64_t next_attachment;
+    atomic_int submitting;         /* requests that are in the inbox or being looked at: not idle, though no count has them yet */
 
     struct engine_attachment attachments[ENGINE_MAX_ATTACHMENTS];
     struct slots *slots;

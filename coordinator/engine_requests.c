@@ -48,6 +48,7 @@ static void set_state(struct engine *e, struct request *r, enum request_state to
     trace_event("request", (int64_t)r->ref.seq, (int64_t)r->ref.slot, r->state, to);
     r->state = to;
     e->dirty = 1;
+    atomic_store(&e->idle, e->n_queued + e->n_reading + e->n_decoding == 0);
 }
 
 /* --- end of a request ------------------------------------------------------------------------------------------------------- */
@@ -140,9 +141,20 @@ void engine__cancel_flagged(struct engine *e)
 
 /* --- submit and admission --------------------------------------------------------------------------------------------------- */
 
-static enum status can_ever_run(struct engine *e, const struct request *r, struct error *err)
+/* An answer "to the end of the context" ends with the pool where that is the smaller one: the client named no length, or one
+ * beyond the context, so there is none to be refused. */
+static void fit_answer(const struct engine *e, struct request *r, uint32_t n_blocks)
+{
+    uint64_t positions = (uint64_t)n_blocks * (uint64_t)e->o.config->kv_block;
+    if (r->max_tokens != r->answer_limit && positions >= r->n_prompt && positions - r->n_prompt + 1 < r->answer_limit)
+        r->answer_limit = (uint32_t)(positions - r->n_prompt) + 1;
+}
+
+static enum status can_ever_run(struct engine *e, struct request *r, struct error *err)
 {
     struct blocks_count count = blocks_counts(e->blocks);
+    if (count.total > 0)
+        fit_answer(e, r, count.total);
     uint32_t need = blocks_needed(e->blocks, positions_needed(r));
     if (count.total == 0 || blocks_ever_fit(e->blocks, need)) /* no pool is known before the stages have loaded */
         return STATUS_OK;
@@ -153,7 +165,10 @@ static enum status can_ever_run(struct engine *e, const struct request *r, struc
 
 static enum reject_reason reject_reason(enum status s)
 {
-    return s == STATUS_CLIENT_LIMIT ? REJECT_CLIENT_LIMIT : s == STATUS_DRAINING ? REJECT_DRAINING : REJECT_QUEUE_FULL;
+    return s == STATUS_CLIENT_LIMIT ? REJECT_CLIENT_LIMIT
+           : s == STATUS_DRAINING   ? REJECT_DRAINING
+           : s == STATUS_PIPELINE   ? REJECT_NOT_READY
+                                    : REJECT_QUEUE_FULL;
 }
 
 static enum status take(struct engine *e, struct request *r, int64_t now, struct error *err)
@@ -305,7 +320,8 @@ void engine__progress(struct engine *e, int64_t now)
 
 /* --- tokens -------------------------------------------------------------------------------------------------------------------- */
 
-/* Sends the text and ids that have not gone out. STATUS_FULL: the client reads too slowly, all is kept. */
+/* Sends the text and ids that have not gone out. STATUS_FULL: the client reads too slowly, all is kept. OUT_OF_MEMORY: the
+ * stream has a gap that cannot be closed, so it must end. */
 static enum status flush(struct request *r)
 {
     if (r->n_sent == r->n_answer && r->emit.len == 0)
@@ -317,7 +333,7 @@ static enum status flush(struct request *r)
         .n_ids = r->n_answer - r->n_sent,
     };
     enum status s = r->sink.send(r->sink.ctx, &ev);
-    if (s != STATUS_FULL) {
+    if (s != STATUS_FULL && s != STATUS_OUT_OF_MEMORY) {
         r->n_sent = r->n_answer;
         buf_clear(&r->emit);
     }
@@ -325,16 +341,22 @@ static enum status flush(struct request *r)
 }
 
 /* Nothing more is planned for it until its client has read; engine__retry_stalled tries again, or gives up. */
-static void throttle(struct engine *e, struct request *r, int64_t now)
+static void throttle(struct engine *e, struct request *r)
 {
     if (r->throttled)
         return;
     r->throttled = 1;
-    r->stalled_since_ns = now;
     sched_pause(e->sched, r->ref, 1);
 }
 
-static void finish(struct engine *e, struct request *r, enum finish_reason reason, int64_t now)
+static void no_memory(struct engine *e, struct request *r)
+{
+    struct error err;
+    error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the answer after %u tokens", r->n_sent);
+    engine__end(e, r, REQUEST_FAILED, &err);
+}
+
+static void finish(struct engine *e, struct request *r, enum finish_reason reason)
 {
     const struct bytes none = {"", 0};
     struct generate_event ev = {
@@ -350,12 +372,16 @@ static void finish(struct engine *e, struct request *r, enum finish_reason reaso
     enum status s = flush(r);
     if (s == STATUS_OK)
         s = r->sink.send(r->sink.ctx, &ev);
+    if (s == STATUS_OUT_OF_MEMORY) {
+        no_memory(e, r);
+        return;
+    }
     if (s != STATUS_FULL) {
         engine__end(e, r, REQUEST_DONE, NULL);
         return;
     }
     r->ending = reason;
-    throttle(e, r, now);
+    throttle(e, r);
 }
 
 static void count_token(struct engine *e, struct request *r, int64_t now)
@@ -392,11 +418,25 @@ void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now
         return;
     }
     if (end || stopped || full) {
-        finish(e, r, end || stopped ? FINISH_STOP : FINISH_LENGTH, now);
+        finish(e, r, end || stopped ? FINISH_STOP : FINISH_LENGTH);
         return;
     }
-    if (flush(r) == STATUS_FULL)
-        throttle(e, r, now);
+    s = flush(r);
+    if (s == STATUS_FULL)
+        throttle(e, r);
+    else if (s == STATUS_OUT_OF_MEMORY)
+        no_memory(e, r);
+}
+
+static void retry(struct engine *e, struct request *r)
+{
+    enum status s = flush(r);
+    if (s == STATUS_OUT_OF_MEMORY) {
+        no_memory(e, r);
+    } else if (s == STATUS_OK) {
+        r->throttled = 0;
+        sched_pause(e->sched, r->ref, 0);
+    }
 }
 
 void engine__retry_stalled(struct engine *e, int64_t now)
@@ -412,11 +452,9 @@ void engine__retry_stalled(struct engine *e, int64_t now)
             engine__end(e, r, REQUEST_FAILED, &err);
             continue;
         }
-        if (r->ending) {
-            finish(e, r, r->ending, now);
-        } else if (r->throttled && flush(r) == STATUS_OK) {
-            r->throttled = 0;
-            sched_pause(e->sched, r->ref, 0);
-        }
+        if (r->ending)
+            finish(e, r, r->ending);
+        else if (r->throttled)
+            retry(e, r);
     }
 }

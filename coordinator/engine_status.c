@@ -105,7 +105,6 @@ void engine__publish(struct engine *e, int64_t now)
         e->snapshot_metrics->stage[i].restarts = e->snapshot->stages[i].restarts;
     pthread_mutex_unlock(&e->snapshot_lock);
     atomic_store(&e->ready, e->snapshot->ready);
-    atomic_store(&e->idle, e->n_queued + e->n_reading + e->n_decoding == 0);
     e->published_ns = now;
     e->dirty = 0;
 }
@@ -131,7 +130,7 @@ int engine_ready(struct engine *e)
 
 int engine_idle(struct engine *e)
 {
-    return atomic_load(&e->idle) && queue_length(e->inbox) == 0;
+    return atomic_load(&e->submitting) == 0 && atomic_load(&e->idle); /* in this order: submitted, counted, not submitting */
 }
 
 void engine__check(const struct engine *e)

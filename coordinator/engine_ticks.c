@@ -188,7 +188,6 @@ void engine__result(struct engine *e, const struct result *r, int64_t now)
     struct flight *f = flight_of(e, r->tick);
     struct error err;
     if (check_result(e, f, r, &err) != STATUS_OK) {
-        e->metrics.protocol_errors++;
         pipeline_fail(e->pipeline, (int)e->n_stages - 1, &err, now);
         return;
     }

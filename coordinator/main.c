@@ -127,9 +127,12 @@ static void end(struct coordinator *c)
 {
     if (c->engine)
         engine_stop(c->engine);
-    /* Workers first: a job may still hand a request to the (stopped) engine or answer a call. */
-    text_workers_destroy(c->workers);
+    /* Workers before the service: a job holds it and answers its calls. Freed after it: until then calls come in, which are
+     * told that the workers take no more. */
+    if (c->workers)
+        text_workers_stop(c->workers);
     service_destroy(c->service, GRACE_MS);
+    text_workers_destroy(c->workers);
     if (c->engine)
         engine_destroy(c->engine);
     if (c->chat_template)

@@ -64,7 +64,7 @@ static void write_requests(const struct metrics *m, const struct service_status 
     labelled(out, "requests_total", "outcome", "failed", (double)m->failed);
     labelled(out, "requests_total", "outcome", "cancelled", (double)m->cancelled);
     labelled(out, "requests_total", "outcome", "expired", (double)m->expired);
-    static const char *const reasons[REJECT_N] = {"queue_full", "queue_wait", "client_limit", "draining"};
+    static const char *const reasons[REJECT_N] = {"queue_full", "queue_wait", "client_limit", "draining", "not_ready"};
     head(out, "queue_rejected_total", "counter", "Requests that were told to come again, by reason.");
     for (int i = 0; i < REJECT_N; i++)
         labelled(out, "queue_rejected_total", "reason", reasons[i], (double)m->rejected[i]);

@@ -30,7 +30,7 @@ struct stage_metrics {
     struct histogram tick_seconds, hop_seconds;
 };
 
-enum reject_reason { REJECT_QUEUE_FULL, REJECT_QUEUE_WAIT, REJECT_CLIENT_LIMIT, REJECT_DRAINING, REJECT_N };
+enum reject_reason { REJECT_QUEUE_FULL, REJECT_QUEUE_WAIT, REJECT_CLIENT_LIMIT, REJECT_DRAINING, REJECT_NOT_READY, REJECT_N };
 enum stale_kind { STALE_STAGE_MESSAGE, STALE_RESULT, STALE_N };
 
 struct metrics {

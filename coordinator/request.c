@@ -79,7 +79,7 @@ static enum status fill(struct request *r, const struct generate_request *from, 
                            (long long)from->max_tokens);
     TRY(check_sampler(&from->sampler, err));
     TRY(copy_stops(r, from, err));
-    if (!copy_bytes(&r->arena, from->text, &r->text) || !copy_bytes(&r->arena, from->chat_json, &r->chat_json))
+    if (!copy_bytes(&r->text_arena, from->text, &r->text) || !copy_bytes(&r->text_arena, from->chat_json, &r->chat_json))
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the prompt");
     if (from->prompt == PROMPT_IDS) {
         r->prompt_ids = arena_array(&r->arena, from->n_ids + 1, sizeof *r->prompt_ids);
@@ -100,6 +100,7 @@ enum status request_create(const struct generate_request *from, const char *clie
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the request");
     atomic_init(&r->refs, 1);
     arena_init(&r->arena, limit_bytes);
+    arena_init(&r->text_arena, limit_bytes);
     buf_init(&r->emit, MAX_EMIT_BYTES);
     set_id(r, from->request_id);
     snprintf(r->client, sizeof r->client, "%s", client);
@@ -123,6 +124,12 @@ enum status request_create(const struct generate_request *from, const char *clie
     return STATUS_OK;
 }
 
+void request_drop_text(struct request *r)
+{
+    r->text = r->chat_json = (struct bytes){"", 0};
+    arena_reset(&r->text_arena);
+}
+
 void request_retain(struct request *r)
 {
     atomic_fetch_add_explicit(&r->refs, 1, memory_order_relaxed);
@@ -137,6 +144,7 @@ void request_release(struct request *r)
     output_fini(&r->output);
     buf_fini(&r->emit);
     arena_fini(&r->arena);
+    arena_fini(&r->text_arena);
     free(r);
 }
 

@@ -3,7 +3,8 @@
  * Purpose    Holds what a client asked for, the prompt's ids, and where the run stands. The engine moves it through its
  *            states; the sink takes its events.
  * Ownership  Counted: the service holds one reference until the client's call has closed, text workers and the engine hold
- *            one while they have it. Everything a client sizes lies in the request's arena and can fail this request only.
+ *            one while they have it. Everything a client sizes lies in the request's arenas and can fail this request only;
+ *            its text only until it has become ids.
  * Threading  Fields up to `cancelled` are written before the request is handed over and read-only afterwards; the rest
  *            belongs to the engine's thread. request_retain/release from any thread.
  * Invariants Exactly one sink.finish for each accepted request.
@@ -49,11 +50,11 @@ struct request_sink {
 
 struct request {
     atomic_uint refs;
-    struct arena arena;
+    struct arena arena, text_arena;
     struct request_sink sink;
     char id[136];
     char client[72];
-    struct bytes text, chat_json; /* arena */
+    struct bytes text, chat_json; /* text_arena */
     enum prompt_kind prompt_kind;
     uint32_t *prompt_ids;         /* [n_prompt] arena */
     uint32_t n_prompt;
@@ -80,14 +81,16 @@ struct request {
     uint32_t n_answer, n_sent;    /* ids generated; ids that went out in events */
     uint32_t *answer_ids;         /* [answer_limit] arena */
     uint32_t queue_position;      /* last one told */
-    int64_t admitted_ns, first_token_ns, last_token_ns, last_progress_ns, stalled_since_ns;
+    int64_t admitted_ns, first_token_ns, last_token_ns, last_progress_ns;
     int throttled;                /* its client reads too slowly: not scheduled */
     enum finish_reason ending;    /* all ids are here, the end has not gone out: the client reads too slowly */
 };
 
-/* Copies what the client sent. client: the identity that counts. limit_bytes bounds the arena. */
+/* Copies what the client sent. client: the identity that counts. limit_bytes bounds each arena. */
 enum status request_create(const struct generate_request *r, const char *client, const struct request_sink *sink,
                            size_t limit_bytes, struct request **out, struct error *err);
+/* The text has become ids, or never will: text and chat_json are empty afterwards. Before the request is handed over. */
+void request_drop_text(struct request *r);
 void request_retain(struct request *r);
 void request_release(struct request *r);
 /* The prompt's ids are known: checks lengths against the context, resolves answer_limit, makes room for the answer. */

@@ -28,12 +28,34 @@ struct service {
     struct rpc_loop *loop;
     struct rpc_server *server;
     atomic_int draining;
-    atomic_size_t text_bytes; /* of requests that wait for a text worker */
+    atomic_size_t text_bytes; /* of what waits for a text worker or is with one */
     size_t max_text_bytes, arena_bytes;
     char host[64];
     int64_t started_ns, created_s;
     struct seen_gateway gateways[STATUS_MAX_GATEWAYS]; /* loop thread only */
 };
+
+/* --- what every call for a text worker goes through ------------------------------------------------------------------------ */
+
+/* Room for a text of so many bytes until release_text; refused, the caller has nothing to give back. */
+static enum status reserve_text(struct service *s, size_t bytes, struct error *err)
+{
+    enum status st = STATUS_OK;
+    if (atomic_load(&s->draining)) {
+        st = error_set(err, STATUS_DRAINING, "the service is ending and takes no new requests");
+        err->retry_after_s = 5;
+    } else if (atomic_fetch_add(&s->text_bytes, bytes) + bytes > s->max_text_bytes) {
+        atomic_fetch_sub(&s->text_bytes, bytes);
+        st = error_set(err, STATUS_QUEUE_FULL, "too many large texts are being read in");
+        err->retry_after_s = 1;
+    }
+    return st;
+}
+
+static void release_text(struct service *s, size_t bytes)
+{
+    atomic_fetch_sub(&s->text_bytes, bytes);
+}
 
 /* --- Generate ------------------------------------------------------------------------------------------------------------ */
 
@@ -71,6 +93,7 @@ static void prepare_and_submit(void *arg)
     struct error err = {0};
     enum status st = atomic_load(&r->cancelled) ? error_set(&err, STATUS_CANCELLED, "the client left")
                                                 : text_prepare(&s->o.text, r, &err);
+    request_drop_text(r); /* it may wait in the queue for long: with its ids, not with up to a body of text */
     if (st == STATUS_OK) {
         request_retain(r); /* the engine's */
         st = engine_submit(s->o.engine, r);
@@ -84,7 +107,7 @@ static void prepare_and_submit(void *arg)
         LOG_DEBUG("req %s: refused: %s", r->id, err.message);
         r->sink.finish(r->sink.ctx, &err);
     }
-    atomic_fetch_sub(&s->text_bytes, job->bytes);
+    release_text(s, job->bytes);
     request_release(r);
     free(job);
 }
@@ -92,18 +115,8 @@ static void prepare_and_submit(void *arg)
 static enum status start_request(struct service *s, struct generate_call *call, const struct generate_request *g,
                                  struct error *err)
 {
-    if (atomic_load(&s->draining)) {
-        error_set(err, STATUS_DRAINING, "the service is ending and takes no new requests");
-        err->retry_after_s = 5;
-        return err->status;
-    }
     size_t bytes = g->text.len + g->chat_json.len + g->n_ids * sizeof *g->ids;
-    if (atomic_fetch_add(&s->text_bytes, bytes) + bytes > s->max_text_bytes) {
-        atomic_fetch_sub(&s->text_bytes, bytes);
-        error_set(err, STATUS_QUEUE_FULL, "too many large prompts are being read in");
-        err->retry_after_s = 1;
-        return err->status;
-    }
+    TRY(reserve_text(s, bytes, err));
     char client[72];
     if (g->client.len) /* the gRPC side has decided whom to believe (inference_api.h) */
         snprintf(client, sizeof client, "%.*s", (int)(g->client.len < 70 ? g->client.len : 70), g->client.data);
@@ -127,7 +140,7 @@ static enum status start_request(struct service *s, struct generate_call *call, 
         err->retry_after_s = 1;
     }
     free(job);
-    atomic_fetch_sub(&s->text_bytes, bytes);
+    release_text(s, bytes);
     return st;
 }
 
@@ -181,7 +194,7 @@ static void run_detokenize(struct unary_job *j, struct error *err)
 {
     struct buf text;
     struct detokenizer d;
-    buf_init(&text, (size_t)1 << 30);
+    buf_init(&text, TEXT_MAX_BYTES);
     detokenizer_init(&d, j->service->o.text.tokenizer, j->show_special);
     enum status st = STATUS_OK;
     for (size_t i = 0; i < j->n_ids && st == STATUS_OK; i++)
@@ -205,7 +218,7 @@ static void run_template(struct unary_job *j, struct error *err)
 {
     struct service *s = j->service;
     struct buf text;
-    buf_init(&text, (size_t)1 << 30);
+    buf_init(&text, TEXT_MAX_BYTES);
     enum status st = s->o.text.chat_template
                          ? chat_template_render(s->o.text.chat_template, j->text, j->len, 0, &text, err)
                          : error_param(err, STATUS_BAD_REQUEST, "messages", "no_chat_template",
@@ -227,6 +240,7 @@ static void run_unary(void *arg)
         run_detokenize(j, &err);
     else
         run_template(j, &err);
+    release_text(j->service, j->len + j->n_ids * sizeof *j->ids);
     free(j);
 }
 
@@ -234,7 +248,12 @@ static void submit_unary(struct service *s, struct unary_call *call, enum unary_
                          const uint32_t *ids, size_t n_ids, unsigned flags, int show_special)
 {
     struct error err = {0};
-    struct unary_job *j = calloc(1, sizeof *j + n_ids * sizeof *ids + text.len + 1);
+    size_t bytes = text.len + n_ids * sizeof *ids;
+    if (reserve_text(s, bytes, &err) != STATUS_OK) {
+        unary_call_fail(call, &err);
+        return;
+    }
+    struct unary_job *j = calloc(1, sizeof *j + bytes + 1);
     enum status st = j ? STATUS_OK : STATUS_OUT_OF_MEMORY;
     if (j) {
         char *copy = (char *)(j->ids + n_ids);
@@ -248,6 +267,7 @@ static void submit_unary(struct service *s, struct unary_call *call, enum unary_
     if (st == STATUS_OK)
         return;
     free(j);
+    release_text(s, bytes);
     error_set(&err, st, "%s", status_text(st));
     err.retry_after_s = 1;
     unary_call_fail(call, &err);

@@ -7,7 +7,7 @@
 #include "common/base/clock.h"
 #include "common/base/queue.h"
 
-enum { MAX_THREADS = 8, MAX_RENDERED_BYTES = 128 << 20 };
+enum { MAX_THREADS = 8 };
 static const int64_t TOKENIZE_LIMIT_NS = 10 * NS_PER_S;
 
 struct job {
@@ -50,14 +50,20 @@ enum status text_workers_create(unsigned n_threads, uint32_t max_jobs, struct te
     return STATUS_OK;
 }
 
-void text_workers_destroy(struct text_workers *w)
+void text_workers_stop(struct text_workers *w)
 {
-    if (!w)
-        return;
     if (w->jobs)
         queue_close(w->jobs);
     for (unsigned i = 0; i < w->n_threads; i++)
         pthread_join(w->threads[i], NULL);
+    w->n_threads = 0;
+}
+
+void text_workers_destroy(struct text_workers *w)
+{
+    if (!w)
+        return;
+    text_workers_stop(w);
     queue_destroy(w->jobs);
     free(w);
 }
@@ -112,7 +118,7 @@ static enum status prepare_chat(const struct text_context *t, struct request *r,
         return error_param(err, STATUS_BAD_REQUEST, "messages", "no_chat_template",
                            "this model has no chat template: use /v1/completions, or start with --chat-template");
     struct buf rendered;
-    buf_init(&rendered, MAX_RENDERED_BYTES);
+    buf_init(&rendered, TEXT_MAX_BYTES);
     enum status s = chat_template_render(t->chat_template, r->chat_json.data, r->chat_json.len, 1, &rendered, err);
     if (s == STATUS_OK)
         s = tokenize_prompt(t, r, (struct bytes){rendered.data ? rendered.data : "", rendered.len}, TOKENIZE_PARSE_SPECIAL,

@@ -3,8 +3,8 @@
  * Purpose    A few threads that turn a request's text or chat into ids and hand it to the engine, and that answer Tokenize,
  *            Detokenize and ApplyTemplate. A long text delays other texts at most by its own time limit, never a tick.
  * Ownership  text_workers_create/destroy. A job is a callback with its argument; the argument is the caller's.
- * Threading  text_workers_submit from any thread; jobs run on one of the workers.
- * Errors     STATUS_QUEUE_FULL when max_jobs jobs wait.
+ * Threading  text_workers_submit from any thread; jobs run on one of the workers. stop and destroy: the owner's thread.
+ * Errors     STATUS_QUEUE_FULL when max_jobs jobs wait, STATUS_DRAINING after text_workers_stop.
  */
 #ifndef SLUICE_COORDINATOR_TEXT_WORKERS_H
 #define SLUICE_COORDINATOR_TEXT_WORKERS_H
@@ -16,9 +16,13 @@
 
 struct text_workers;
 
+enum { TEXT_MAX_BYTES = 128 << 20 }; /* of a rendered template, of a text made of ids */
+
 enum status text_workers_create(unsigned n_threads, uint32_t max_jobs, struct text_workers **out);
-/* Runs what is queued, then joins the threads. */
-void text_workers_destroy(struct text_workers *w);
+/* Runs what is queued, then joins the threads. Submitting stays allowed and is refused, so that the gRPC side, whose jobs
+ * these are, can be taken down between stop and destroy. */
+void text_workers_stop(struct text_workers *w);
+void text_workers_destroy(struct text_workers *w); /* stops first if need be */
 enum status text_workers_submit(struct text_workers *w, void (*job)(void *arg), void *arg);
 
 /* --- what jobs do ------------------------------------------------------------------------------------------------------- */

@@ -386,6 +386,8 @@ static enum status sink_send(void *ctx, const struct generate_event *e)
         r->n_accepted++;
     } else if (r->refuse_every && r->n_events % r->refuse_every == 0 && e->kind == GENERATE_TEXT) {
         st = STATUS_FULL;
+    } else if (r->n_events == r->no_memory_at) {
+        st = STATUS_OUT_OF_MEMORY;
     } else if (e->kind == GENERATE_TEXT) {
         take_ids(r, e);
     } else if (e->kind == GENERATE_DONE) {

@@ -342,6 +342,13 @@ static void engine_without_a_stage_refuses_after_the_recovery_time(void **state)
     struct bed_request *late = start(t, 10, 10);
     bed_wait(late, 1000);
     assert_int_equal(late->end.status, STATUS_PIPELINE);
+    struct buf page;
+    buf_init(&page, 1 << 20);
+    usleep(100 * 1000);
+    engine_metrics(engine_bed_engine(t->b), &page);
+    assert_non_null(strstr(page.data, "sluice_queue_rejected_total{reason=\"not_ready\"} 1\n"));
+    assert_non_null(strstr(page.data, "sluice_queue_rejected_total{reason=\"queue_full\"} 0\n"));
+    buf_fini(&page);
     engine_bed_start_stage(t->b, 1);
     engine_bed_wait_ready(t->b);
     canary(t);
@@ -392,6 +399,60 @@ static void engine_refuses_what_the_pool_can_never_hold_and_makes_the_rest_wait(
         bed_wait(t->r[i], WAIT_MS);
         assert_int_equal(t->r[i]->end.status, STATUS_OK);
         check_answer(t, t->r[i]);
+    }
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_ends_an_answer_of_no_named_length_where_the_pool_ends(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 100\n", FLAGS("--slots", "4", "--kv-blocks", "6")); /* 96 positions */
+    const uint32_t prompt[60] = {1, 2, 3};
+    for (int i = 0; i < 2; i++) { /* no length; a length that no context holds */
+        struct bed_request *r = t->r[t->n++] = bed_request_new(t->b, prompt, 60, i ? 1ll << 31 : -1);
+        bed_submit(r);
+        bed_wait(r, WAIT_MS);
+        assert_int_equal(r->end.status, STATUS_OK);
+        assert_int_equal(r->done.finish, FINISH_LENGTH);
+        assert_int_equal(r->n_ids, 96 - 60 + 1); /* the last id needs no room */
+    }
+    canary(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_ends_a_stream_rather_than_leave_a_gap_in_it(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 100\n", FLAGS("--slots", "2"));
+    for (uint32_t at = 2; at < 6; at++) {
+        struct bed_request *r = add(t, 20, 40);
+        r->no_memory_at = at;
+        bed_submit(r);
+        bed_wait(r, WAIT_MS);
+        assert_int_equal(r->end.status, STATUS_OUT_OF_MEMORY);
+        assert_true(r->n_ids < 40);
+        check_answer(t, r); /* what came is the beginning of the reference */
+    }
+    canary(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
+static void engine_with_a_request_in_hand_is_not_idle(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(1, "tick_us 50\n", FLAGS("--slots", "2"));
+    struct engine *e = engine_bed_engine(t->b);
+    for (int i = 0; i < 100; i++) {
+        wait_flag(engine_idle, e, 1, "idle");
+        struct bed_request *r = start(t, 2, 1);
+        for (int idle = 0; !idle; usleep(50)) {
+            idle = engine_idle(e);
+            if (idle && !bed_ended(r))
+                fail_msg("idle beside request %d", i);
+        }
     }
     engine_bed_assert_quiet(t->b);
     bed_close(t);
@@ -469,9 +530,10 @@ static void engine_stops_at_a_stop_string_and_gives_the_text_before_it(void **st
     struct bed_request *whole = start(t, 12, 60);
     bed_wait(whole, WAIT_MS);
     const char *text = whole->text.data;
-    size_t at = 20;
-    while (at + 3 < whole->text.len && (text[at] <= 0 || text[at + 1] <= 0 || text[at + 2] <= 0))
+    size_t at = 3;
+    while (at + 3 < whole->text.len && (signed char)text[at] <= 0) /* from a letter on, so that no character is cut before it */
         at++;
+    assert_true(at + 3 < whole->text.len);
     char stop[4] = {text[at], text[at + 1], text[at + 2], 0};
     assert_int_equal(strlen(stop), 3);
     size_t want = (size_t)((const char *)memmem(text, whole->text.len, stop, 3) - text);
@@ -506,6 +568,9 @@ int main(void)
         cmocka_unit_test(engine_drains_and_takes_requests_again),
         cmocka_unit_test(engine_that_stops_ends_everything_once),
         cmocka_unit_test(engine_stops_at_a_stop_string_and_gives_the_text_before_it),
+        cmocka_unit_test(engine_ends_an_answer_of_no_named_length_where_the_pool_ends),
+        cmocka_unit_test(engine_ends_a_stream_rather_than_leave_a_gap_in_it),
+        cmocka_unit_test(engine_with_a_request_in_hand_is_not_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -234,6 +234,26 @@ static void request_over_its_memory_bound_fails_alone(void **state)
     request_release(r);
 }
 
+static void request_gives_its_text_back_once_it_has_ids(void **state)
+{
+    (void)state;
+    struct generate_request g = plain();
+    struct error err = {0};
+    g.prompt = PROMPT_CHAT;
+    g.chat_json = (struct bytes){"{\"messages\":[]}", 15};
+    g.n_stops = 1;
+    g.stop[0] = (struct bytes){"end", 3};
+    struct request *r = make(&g);
+    assert_int_equal(r->chat_json.len, 15);
+    assert_int_equal(set_prompt(r, 10, UINT32_MAX, &err), STATUS_OK);
+    request_drop_text(r);
+    assert_int_equal(r->chat_json.len, 0);
+    assert_int_equal(r->text_arena.used_bytes, 0);
+    assert_memory_equal(r->stops[0].data, "end", 3); /* what the run needs is kept */
+    assert_int_equal(r->prompt_ids[9], 9);
+    request_release(r);
+}
+
 static void request_sink_is_released_with_the_last_reference(void **state)
 {
     (void)state;
@@ -259,6 +279,7 @@ int main(void)
         cmocka_unit_test(request_ids_that_cannot_stand_in_a_header_are_replaced),
         cmocka_unit_test(request_seed_is_the_clients_or_a_new_one_of_63_bits),
         cmocka_unit_test(request_over_its_memory_bound_fails_alone),
+        cmocka_unit_test(request_gives_its_text_back_once_it_has_ids),
         cmocka_unit_test(request_sink_is_released_with_the_last_reference),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
