@@ -53,7 +53,9 @@ INLINE void scores(const struct tile *t, int n, int f32, const struct query *qs,
     enum { PER_GROUP = KV_GROUP / VEC };
     for (int v0 = 0; v0 < TILE_VECS; v0 += STEP) {
         vec acc[SIDE][STEP];
+        UNROLL
         for (int r = 0; r < n; r++)
+            UNROLL
             for (int i = 0; i < STEP; i++)
                 acc[r][i] = vec_zero();
         for (uint32_t d = 0; d < head_dim; d++) {
@@ -61,15 +63,20 @@ INLINE void scores(const struct tile *t, int n, int f32, const struct query *qs,
                 for (int g = v0 / PER_GROUP; g < (v0 + STEP) / PER_GROUP; g++)
                     _mm_prefetch((const char *)(t->next_k[g] + d * KV_GROUP), _MM_HINT_T0);
             vec q[SIDE];
+            UNROLL
             for (int r = 0; r < n; r++)
                 q[r] = vec_set1(qs[r].q[d]);
+            UNROLL
             for (int i = 0; i < STEP; i++) {
                 vec k = load_k(t, f32, (v0 + i) / PER_GROUP, d, (v0 + i) % PER_GROUP);
+                UNROLL
                 for (int r = 0; r < n; r++)
                     acc[r][i] = vec_fma(q[r], k, acc[r][i]);
             }
         }
+        UNROLL
         for (int r = 0; r < n; r++)
+            UNROLL
             for (int i = 0; i < STEP; i++)
                 vec_store(s[r] + (v0 + i) * VEC, acc[r][i]);
     }
@@ -79,24 +86,30 @@ INLINE void scores(const struct tile *t, int n, int f32, const struct query *qs,
 INLINE float weights(struct query *q, float s[KV_TILE])
 {
     vec x[TILE_VECS];
+    UNROLL
     for (int i = 0; i < TILE_VECS; i++)
         x[i] = vec_load(s + VEC * i);
     if (q->lo > 0 || q->hi < KV_TILE)
+        UNROLL
         for (int i = 0; i < TILE_VECS; i++)
             x[i] = vec_keep(x[i], vec_set1(-INFINITY), VEC * i, q->lo, q->hi);
     vec max = x[0];
+    UNROLL
     for (int i = 1; i < TILE_VECS; i++)
         max = vec_max(max, x[i]);
     float here = vec_max_lane(max), m = here > q->m ? here : q->m, a = math_exp2_neg(q->m - m);
     q->m = m;
     vec l[KV_GROUP / VEC];
+    UNROLL
     for (int i = 0; i < KV_GROUP / VEC; i++)
         l[i] = vec_mul(vec_load(q->l + VEC * i), vec_set1(a));
+    UNROLL
     for (int i = 0; i < TILE_VECS; i++) {
         vec p = vec_exp2_neg(vec_sub(x[i], vec_set1(m)));
         l[i % (KV_GROUP / VEC)] = vec_add(l[i % (KV_GROUP / VEC)], p);
         vec_store(s + VEC * i, p);
     }
+    UNROLL
     for (int i = 0; i < KV_GROUP / VEC; i++)
         vec_store(q->l + VEC * i, l[i]);
     return a;
@@ -111,10 +124,13 @@ INLINE void values_span(const struct tile *t, int n, int f32, int n_vecs, uint32
             _mm_prefetch((const char *)(t->next_v[slot / KV_GROUP] + (size_t)(slot % KV_GROUP) * t->head_dim + d + line),
                          _MM_HINT_T0);
         vec w[SIDE];
+        UNROLL
         for (int r = 0; r < n; r++)
             w[r] = vec_set1(p[r][slot]);
+        UNROLL
         for (int i = 0; i < n_vecs; i++) {
             vec v = load_v(t, f32, slot, d + (uint32_t)(VEC * i));
+            UNROLL
             for (int r = 0; r < n; r++)
                 acc[r][i] = vec_fma(w[r], v, acc[r][i]);
         }
@@ -127,20 +143,27 @@ INLINE void values(const struct tile *t, int n, int f32, int n_vecs, uint32_t d,
 {
     vec acc[SIDE][STEP];
     int lo = qs[0].lo, hi = qs[0].hi;
+    UNROLL
     for (int r = 1; r < n; r++) {
         lo = qs[r].lo > lo ? qs[r].lo : lo;
         hi = qs[r].hi < hi ? qs[r].hi : hi;
     }
     hi = hi < lo ? lo : hi;
+    UNROLL
     for (int r = 0; r < n; r++)
+        UNROLL
         for (int i = 0; i < n_vecs; i++)
             acc[r][i] = vec_mul(vec_load(qs[r].o + d + VEC * i), vec_set1(a[r]));
+    UNROLL
     for (int r = 0; r < n; r++)
         values_span(t, 1, f32, n_vecs, d, p + r, qs[r].lo, qs[r].hi < lo ? qs[r].hi : lo, acc + r);
     values_span(t, n, f32, n_vecs, d, p, lo, hi, acc);
+    UNROLL
     for (int r = 0; r < n; r++)
         values_span(t, 1, f32, n_vecs, d, p + r, hi > qs[r].lo ? hi : qs[r].lo, qs[r].hi, acc + r);
+    UNROLL
     for (int r = 0; r < n; r++)
+        UNROLL
         for (int i = 0; i < n_vecs; i++)
             vec_store(qs[r].o + d + VEC * i, acc[r][i]);
 }
@@ -150,6 +173,7 @@ INLINE void step(const struct tile *t, int n, int f32, uint32_t head_dim, struct
     _Alignas(64) float s[SIDE][KV_TILE];
     float a[SIDE];
     scores(t, n, f32, qs, head_dim, s);
+    UNROLL
     for (int r = 0; r < n; r++)
         a[r] = weights(&qs[r], s[r]);
     uint32_t d = 0;

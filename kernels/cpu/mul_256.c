@@ -13,7 +13,9 @@
 #define AVXVNNI 0
 #endif
 #define INLINE static inline __attribute__((always_inline))
+#ifndef UNROLL /* emulation (tests/kernels) keeps the loops */
 #define UNROLL _Pragma("GCC unroll 8") /* arrays of vectors are registers only where every index is a constant */
+#endif
 
 enum {
     CHUNK = 48,      /* blocks of a strip half unpacked at a time: 15 KiB */

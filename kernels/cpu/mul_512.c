@@ -46,6 +46,7 @@ INLINE __m512 step(enum tensor_type type, const __m512i w[8], __m512 s, __m512 t
     __m512 d = bcast_f32(ACT_FIELD(block, R, ACT_D) + 4 * r);
     if (type == TENSOR_Q6_K) {
         __m512i lo = bcast_i32(ACT_FIELD(block, R, ACT_N32_LO) + 4 * r), hi = bcast_i32(ACT_FIELD(block, R, ACT_N32_HI) + 4 * r);
+        UNROLL
         for (int j = 0; j < 4; j++) {
             lo = dp(lo, w[j], x + 4 * j);
             hi = dp(hi, w[4 + j], x + 16 + 4 * j);
@@ -54,6 +55,7 @@ INLINE __m512 step(enum tensor_type type, const __m512i w[8], __m512 s, __m512 t
         return _mm512_fmadd_ps(_mm512_cvtepi32_ps(hi), _mm512_mul_ps(t, d), y);
     }
     __m512i sum = start(strip_layout(type).offset, block, R, r);
+    UNROLL
     for (int j = 0; j < 8; j++)
         sum = dp(sum, w[j], x + 4 * j);
     y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(s, d), y);
@@ -70,6 +72,7 @@ INLINE void strips_rows(enum tensor_type type, int n_rows, const struct mul *m, 
     for (uint32_t strip = strip0; strip < strip1; strip++) {
         const uint8_t *cell = m->packed + strip * bytes, *header = cell, *block = m->acts + act_tile_offset(m->k, tile);
         __m512 y[GROUP_ROWS];
+        UNROLL
         for (int i = 0; i < n_rows; i++)
             y[i] = _mm512_setzero_ps();
         for (uint32_t b = 0; b < n_blocks; b += 2, cell += l.cell) {
@@ -79,7 +82,7 @@ INLINE void strips_rows(enum tensor_type type, int n_rows, const struct mul *m, 
             }
             for (uint32_t i = 0; i < l.cell; i += 64)
                 _mm_prefetch((const char *)cell + AHEAD + i, _MM_HINT_T0);
-#pragma GCC unroll 2
+            UNROLL
             for (int h = 0; h < 2; h++) {
                 if (b + (uint32_t)h >= n_blocks) /* an odd number of blocks */
                     break;
@@ -87,12 +90,13 @@ INLINE void strips_rows(enum tensor_type type, int n_rows, const struct mul *m, 
                 __m512 s, t;
                 strip_unpack(type, cell, h, w);
                 strip_scales(type, header, cell, h, &s, &t);
-#pragma GCC unroll 8
+                UNROLL
                 for (int i = 0; i < n_rows; i++)
                     y[i] = step(type, w, s, t, block, R, r + (uint32_t)i, y[i]);
                 block += (size_t)R * ACT_BLOCK_BYTES;
             }
         }
+        UNROLL
         for (int i = 0; i < n_rows; i++)
             strip_store(m->y + (row + (uint32_t)i) * m->y_stride + (size_t)strip * STRIP, y[i], strip_columns(m, strip));
     }

@@ -49,6 +49,7 @@ INLINE void unpack(enum tensor_type type, const uint8_t *strip, uint32_t b0, uin
         __m512 s, t;
         strip_unpack(type, cell, h, w);
         strip_scales(type, header, cell, h, &s, &t);
+        UNROLL
         for (int k = 0; k < 8; k++)
             _mm512_store_si512(u->w[i] + 64 * k, l.offset ? _mm512_sub_epi8(w[k], _mm512_set1_epi8((char)l.offset)) : w[k]);
         _mm512_store_ps(u->s[i][0], s);
@@ -82,7 +83,7 @@ INLINE __m512 bcast_f32(const uint8_t *p)
 INLINE void add_block(int two, int has_min, const uint8_t *block, float (*s)[16], int32_t sums[2][256], __m512 y[16])
 {
     const __m512 s0 = _mm512_load_ps(s[0]), s1 = _mm512_load_ps(s[1]);
-#pragma GCC unroll 16
+    UNROLL
     for (int r = 0; r < 16; r++) {
         __m512 d = bcast_f32(ACT_FIELD(block, 16, ACT_D) + 4 * r);
         y[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[0] + 16 * r)), _mm512_mul_ps(s0, d), y[r]);
@@ -104,7 +105,7 @@ INLINE void tile_rows(enum tensor_type type, const struct mul *m, uint32_t tile,
     const __mmask16 mask = (__mmask16)((1u << columns) - 1);
     float *out = m->y + (size_t)tile * 16 * m->y_stride + (size_t)strip * STRIP;
     __m512 y[16];
-#pragma GCC unroll 16
+    UNROLL
     for (int r = 0; r < 16; r++)
         y[r] = b0 ? _mm512_maskz_loadu_ps(mask, out + (size_t)r * m->y_stride) : _mm512_setzero_ps();
     for (uint32_t b = 0; b <= n; b++) { /* the tiles of block b, while the vector units finish block b-1 */
@@ -113,7 +114,7 @@ INLINE void tile_rows(enum tensor_type type, const struct mul *m, uint32_t tile,
         if (b)
             add_block(two, has_min, block + (b - 1) * block_bytes, u->s[b - 1], u->sums[(b - 1) & 1], y);
     }
-#pragma GCC unroll 16
+    UNROLL
     for (int r = 0; r < 16; r++)
         _mm512_mask_storeu_ps(out + (size_t)r * m->y_stride, mask, y[r]);
 }

@@ -17,6 +17,7 @@ INLINE vec load_weight(enum tensor_type type, const uint8_t *p)
 static void store_strip(float *out, const vec y[PER_STRIP], uint32_t columns)
 {
     float lane[STRIP];
+    UNROLL
     for (int i = 0; i < PER_STRIP; i++)
         vec_store(lane + VEC * i, y[i]);
     memcpy(out, lane, columns * sizeof(float));
@@ -28,20 +29,25 @@ INLINE void block(enum tensor_type type, int n_rows, int n_strips, const struct 
     const uint8_t *w = m->packed + strip * bytes;
     const float *x = m->x + (size_t)row * m->k;
     vec y[SIDE][PER_STRIP]; /* [row or strip] */
+    UNROLL
     for (int i = 0; i < n_rows * n_strips; i++)
+        UNROLL
         for (int v = 0; v < PER_STRIP; v++)
             y[i][v] = vec_zero();
     for (uint32_t k = 0; k < m->k; k++) {
+        UNROLL
         for (int s = 0; s < n_strips; s++)
             _mm_prefetch((const char *)w + s * bytes + k * STRIP * size + 2048, _MM_HINT_T0);
-#pragma GCC unroll 4
+        UNROLL
         for (int i = 0; i < n_rows * n_strips; i++) {
             int s = n_strips > 1 ? i : 0, r = n_strips > 1 ? 0 : i;
             vec b = vec_set1(x[(size_t)r * m->k + k]);
+            UNROLL
             for (int v = 0; v < PER_STRIP; v++)
                 y[i][v] = vec_fma(b, load_weight(type, w + s * bytes + (k * STRIP + (size_t)v * VEC) * size), y[i][v]);
         }
     }
+    UNROLL
     for (int i = 0; i < n_rows * n_strips; i++) {
         uint32_t s = strip + (n_strips > 1 ? (uint32_t)i : 0), r = row + (n_strips > 1 ? 0 : (uint32_t)i);
         store_strip(m->y + r * m->y_stride + (size_t)s * STRIP, y[i], strip_columns(m, s));

@@ -17,6 +17,7 @@ typedef struct {
 INLINE lanes lanes_load(const float *p)
 {
     lanes r;
+    UNROLL
     for (int i = 0; i < N_VECS; i++)
         r.v[i] = vec_load(p + VEC * i);
     return r;
@@ -24,6 +25,7 @@ INLINE lanes lanes_load(const float *p)
 
 INLINE void lanes_store(float *p, lanes x)
 {
+    UNROLL
     for (int i = 0; i < N_VECS; i++)
         vec_store(p + VEC * i, x.v[i]);
 }
@@ -65,16 +67,19 @@ INLINE float tree(lanes x)
 INLINE float rms_scale(float *x, const float *add, float eps, uint32_t k)
 {
     lanes sum;
+    UNROLL
     for (int v = 0; v < N_VECS; v++)
         sum.v[v] = vec_zero();
     FOR_LANES(i, n, k) {
         lanes a = lanes_load_some(x + i, n);
         if (add) {
             lanes b = lanes_load_some(add + i, n);
+            UNROLL
             for (int v = 0; v < N_VECS; v++)
                 a.v[v] = vec_add(a.v[v], b.v[v]);
             lanes_store_some(x + i, a, n);
         }
+        UNROLL
         for (int v = 0; v < N_VECS; v++)
             sum.v[v] = vec_fma(a.v[v], a.v[v], sum.v[v]);
     }
@@ -87,6 +92,7 @@ INLINE void scale_row(const float *x, float scale, const float *w, float *y, uin
     vec s = vec_set1(scale);
     FOR_LANES(i, n, k) {
         lanes a = lanes_load_some(x + i, n), b = lanes_load_some(w + i, n);
+        UNROLL
         for (int v = 0; v < N_VECS; v++)
             a.v[v] = vec_mul(vec_mul(a.v[v], s), b.v[v]);
         lanes_store_some(y + i, a, n);
@@ -105,6 +111,7 @@ INLINE uint32_t max_bits(const float *x)
 
 INLINE void to_int8(const float *x, float inverse, int8_t *q, int32_t sum[2])
 {
+    UNROLL
     for (int h = 0; h < 2; h++) {
         __m512i v = _mm512_setzero_si512();
         if (inverse != 0)
@@ -118,6 +125,7 @@ INLINE uint32_t max_bits(const float *x)
 {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
     __m256i m = _mm256_setzero_si256();
+    UNROLL
     for (int i = 0; i < 4; i++)
         m = _mm256_max_epi32(m, _mm256_and_si256(_mm256_loadu_si256((const void *)(x + 8 * i)), mask));
     __m128i a = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
@@ -129,6 +137,7 @@ INLINE void to_int8(const float *x, float inverse, int8_t *q, int32_t sum[2])
 {
     __m256i v[4], bytes = _mm256_setzero_si256();
     if (inverse != 0) {
+        UNROLL
         for (int i = 0; i < 4; i++)
             v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(inverse)));
         bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
@@ -186,6 +195,7 @@ INLINE void gate_columns(float *y, const float *gate, const float *up, int kind,
 {
     FOR_LANES(i, n, k) {
         lanes g = lanes_load_some(gate + i, n), u = lanes_load_some(up + i, n);
+        UNROLL
         for (int v = 0; v < N_VECS; v++)
             g.v[v] = vec_mul(kind == GATE_SILU ? vec_silu(g.v[v]) : vec_gelu_tanh(g.v[v]), u.v[v]);
         lanes_store_some(y + i, g, n);
@@ -226,6 +236,7 @@ INLINE void add_row(float *x, const float *add, uint32_t k)
 {
     FOR_LANES(i, n, k) {
         lanes a = lanes_load_some(x + i, n), b = lanes_load_some(add + i, n);
+        UNROLL
         for (int v = 0; v < N_VECS; v++)
             a.v[v] = vec_add(a.v[v], b.v[v]);
         lanes_store_some(x + i, a, n);

@@ -11,6 +11,9 @@
 #include "kernels/cpu/layout.h"
 
 #define INLINE static inline __attribute__((always_inline))
+#ifndef UNROLL /* emulation (tests/kernels) keeps the loops */
+#define UNROLL _Pragma("GCC unroll 16") /* arrays of vectors are registers only where every index is a constant */
+#endif
 
 INLINE __m512i or_masked(__m512i w, __m512i s, __m512i mask) /* w | (s & mask) */
 {
@@ -23,10 +26,12 @@ INLINE void strip_unpack(enum tensor_type type, const uint8_t *cell, int h, __m5
     const uint8_t *payload = cell + l.payload + (uint32_t)h * l.half;
     const __m512i low = _mm512_set1_epi8(15);
     if (type == TENSOR_Q8_0) {
+        UNROLL
         for (int i = 0; i < 8; i++)
             w[i] = _mm512_load_si512(payload + 64 * i);
         return;
     }
+    UNROLL
     for (int i = 0; i < 4; i++) {
         __m512i v = _mm512_load_si512(payload + 64 * i);
         w[i] = _mm512_and_si512(v, low);
@@ -34,10 +39,12 @@ INLINE void strip_unpack(enum tensor_type type, const uint8_t *cell, int h, __m5
     }
     if (type == TENSOR_Q5_0 || type == TENSOR_Q5_1 || type == TENSOR_Q5_K) {
         const __m512i high = _mm512_load_si512(cell + l.high + 64 * h), mask = _mm512_set1_epi8(16);
+        UNROLL
         for (unsigned i = 0; i < 8; i++)
             w[i] = or_masked(w[i], i < 4 ? _mm512_slli_epi16(high, 4 - i) : _mm512_srli_epi16(high, i - 4), mask);
     } else if (type == TENSOR_Q6_K) {
         const __m512i mask = _mm512_set1_epi8(48);
+        UNROLL
         for (unsigned i = 0; i < 8; i++) {
             __m512i high = _mm512_load_si512(cell + l.high + 128 * h + 64 * (i / 4));
             unsigned j = i % 4;

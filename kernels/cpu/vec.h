@@ -12,6 +12,9 @@
 #include "kernels/math.h"
 
 #define INLINE static inline __attribute__((always_inline))
+#ifndef UNROLL /* emulation (tests/kernels) keeps the loops */
+#define UNROLL _Pragma("GCC unroll 16") /* arrays of vectors are registers only where every index is a constant */
+#endif
 
 #if VEC == 16
 #define ISA_NAME(name) name##_avx512

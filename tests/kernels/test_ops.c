@@ -44,7 +44,7 @@ static void compare(const struct op_entry *e, const struct op *want, const struc
 
 /* Runs of the emulation take hundreds of times as long. */
 #if EMULATED
-enum { THIN = 5 };
+enum { THIN = 29 };
 #else
 enum { THIN = 1 };
 #endif
