@@ -128,6 +128,19 @@ static enum status check_stages(struct launcher *l, struct error *err)
     return STATUS_OK;
 }
 
+/* A rank that cannot go on takes part nevertheless: the others would wait for it for ever. They learn of it here. */
+static enum status agree(struct launcher *l, enum status s, struct error *err)
+{
+    struct {
+        int status, rank;
+    } mine = {s, l->rank}, worst;
+    MPI_Allreduce(&mine, &worst, 1, MPI_2INT, MPI_MINLOC, MPI_COMM_WORLD);
+    if (s != STATUS_OK || worst.status == STATUS_OK)
+        return s;
+    return error_set(err, status_from_int(worst.status), "rank %d cannot start: %s", worst.rank,
+                     status_text(status_from_int(worst.status)));
+}
+
 static enum status exchange(struct launcher *l, struct error *err)
 {
     struct rank_facts mine;
@@ -146,8 +159,7 @@ static enum status exchange(struct launcher *l, struct error *err)
         l->n_local = l->n_stages;
     const char *host = l->one_host ? "127.0.0.1" : l->facts[0].address;
     if (l->rank == 0) {
-        if (!l->config.token_file)
-            make_secret(l->job.secret);
+        make_secret(l->job.secret); /* of the control socket; without --token-file also the processes' */
         if (l->n_ranks > 1)
             s = job_listen(&l->job, host, &port, err);
     }
@@ -155,8 +167,7 @@ static enum status exchange(struct launcher *l, struct error *err)
     MPI_Bcast(&port, sizeof port, MPI_BYTE, 0, MPI_COMM_WORLD);
     if (l->rank != 0 && port)
         s = job_connect(&l->job, host, port, err);
-    MPI_Barrier(MPI_COMM_WORLD);
-    return s;
+    return agree(l, s, err);
 }
 
 /* Where the coordinator listens, and how this rank's processes reach it. */
@@ -275,8 +286,8 @@ static void begin_end(struct launcher *l, int code)
     if (l->rank == 0)
         job_tell_end(&l->job, code);
     supervisor_signal(&l->sup, SIGTERM);
-    if (code) /* nothing to wait for: the second SIGTERM means now */
-        supervisor_signal(&l->sup, SIGTERM);
+    if (code) /* nothing to wait for: a second one means now. (Two SIGTERMs in a row would be one.) */
+        supervisor_signal(&l->sup, SIGINT);
 }
 
 static void begin_drain(struct launcher *l)
@@ -300,19 +311,35 @@ static void fatal(struct launcher *l, int code, const char *what)
     begin_end(l, code);
 }
 
+/* The cause in words, for the last line that somebody reads; the details stand in the child's own line above. */
+static const char *exit_meaning(int code)
+{
+    switch (code) {
+    case EXIT_CONFIG:
+        return " (bad configuration)";
+    case EXIT_MODEL:
+        return " (bad or missing model file)";
+    case EXIT_ADDRESS:
+        return " (address in use)";
+    case EXIT_MEMORY:
+        return " (out of memory at start)";
+    default:
+        return "";
+    }
+}
+
 static void child_ended(struct launcher *l, const struct child_end *end, int64_t now)
 {
     struct child *c = end->child;
-    char how[64], what[160];
+    char how[80], what[160];
     if (end->signal)
         snprintf(how, sizeof how, "was ended by signal %d (%s)", end->signal, strsignal(end->signal));
     else
-        snprintf(how, sizeof how, "exited with code %d", end->code);
+        snprintf(how, sizeof how, "exited with code %d%s", end->code, exit_meaning(end->code));
     if (l->phase == PHASE_END)
         return;
     if (l->phase == PHASE_DRAIN) {
-        if (!l->coordinator_child->pid && !l->gateway_child->pid)
-            begin_end(l, EXIT_ASKED);
+        LOG_INFO("%s %s", c->name, how);
         return;
     }
     snprintf(what, sizeof what, "%s %s", c->name, how);
@@ -394,6 +421,8 @@ static void read_job(struct launcher *l, int64_t now)
         } else if (ev.kind == JOB_LOST && l->rank != 0) {
             LOG_ERROR("rank 0 is gone");
             begin_end(l, EXIT_BUG);
+        } else if (ev.kind == JOB_LOST && l->phase == PHASE_RUN) {
+            LOG_WARN("the launcher of rank %d is gone: its stage is not started again", ev.rank);
         }
     }
 }
@@ -428,7 +457,7 @@ static void supervise(struct launcher *l)
         if (l->rank == 0)
             read_ready(l);
         read_job(l, now);
-        if (l->phase == PHASE_DRAIN && now >= l->phase_until_ns)
+        if (l->phase == PHASE_DRAIN && (now >= l->phase_until_ns || (!l->coordinator_child->pid && !l->gateway_child->pid)))
             begin_end(l, EXIT_ASKED);
         if (l->phase == PHASE_END && now >= l->phase_until_ns) {
             supervisor_signal(&l->sup, SIGKILL);
@@ -473,7 +502,7 @@ static enum status prepare(struct launcher *l, struct error *err)
 
 int main(int argc, char **argv)
 {
-    static struct launcher l = {.secret_fd = -1, .job = {.listener = -1}};
+    static struct launcher l = {.secret_fd = -1};
     struct error err = {0};
     enum config_action action;
     char name[24] = "launch";
@@ -484,15 +513,17 @@ int main(int argc, char **argv)
     if (s == STATUS_OK)
         s = log_set_levels(l.config.log, &err);
     trace_install_crash_handler();
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* an mpirun that is killed leaves nothing behind */
+    if (supervisor_started_by_mpi())
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* an mpirun that is killed leaves nothing behind; a shell that ends leaves a service */
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &l.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &l.n_ranks);
     snprintf(name, sizeof name, "launch %d", l.rank);
     log_open(name);
-    l.job.rank = l.rank;
-    l.job.n_ranks = l.n_ranks;
-    if (s == STATUS_OK && (s = check_stages(&l, &err)) == STATUS_OK)
+    job_init(&l.job, l.rank, l.n_ranks);
+    if (s == STATUS_OK)
+        s = check_stages(&l, &err);
+    if ((s = agree(&l, s, &err)) == STATUS_OK)
         s = exchange(&l, &err);
     /* Out of MPI before the first fork: no descriptors of it in the children, no barrier at the end. */
     MPI_Finalize();
@@ -500,8 +531,12 @@ int main(int argc, char **argv)
         s = prepare(&l, &err);
     if (s != STATUS_OK) {
         LOG_ERROR("%s", err.message);
-        if (l.n_ranks > 1 && l.rank == 0)
+        if (l.rank == 0) {
             job_tell_end(&l.job, status_exit_code(s));
+            job_settle(&l.job, 1000);
+        } else {
+            job_report_exit(&l.job, status_exit_code(s), err.message);
+        }
         job_close(&l.job);
         return status_exit_code(s);
     }

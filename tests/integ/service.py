@@ -300,11 +300,12 @@ class Service:
     # --- the end ---
 
     def end(self):
-        """Asks the service to end and asserts that it does, well, and leaves nothing."""
+        """Asks the service to end and asserts that it does, well, and leaves nothing; not twice."""
         try:
-            if self.job.poll() is None:
-                self.job.send_signal(signal.SIGUSR1 if self.mpi else signal.SIGTERM)
-            self.wait_exit(0, 10)
+            if self.exit_code is None:
+                if self.job.poll() is None:
+                    self.job.send_signal(signal.SIGUSR1 if self.mpi else signal.SIGTERM)
+                self.wait_exit(0, 10)
             self.assert_nothing_left()
         except BaseException:
             self.show_log()
