@@ -9,8 +9,8 @@
 enum {
     REPEATS = 2,               /* the least counts: other processes only ever add time */
     DECODE_ROWS_MAX = 64,      /* larger decode ticks are computed from prompt ticks and the head's share */
-    ATTENTION_ROWS = 16,
-    ATTENTION_POSITIONS = 1024,
+    ATTENTION_ROWS_MAX = 64,
+    ATTENTION_POSITIONS = 512,
     POOL_BYTES_MAX = 64 << 20, /* a model with more KV reads the same blocks again */
 };
 static const int64_t BUDGET_NS = 1100 * NS_PER_MS;
@@ -42,7 +42,7 @@ static void bench_close(struct bench *b)
 static enum status bench_open(const struct calibrate_options *o, struct bench *b, struct error *err)
 {
     uint32_t n_embd = o->weights->model->hp.n_embd, block = o->kv.block_positions;
-    uint32_t n_positions = o->max_rows + ATTENTION_POSITIONS + ATTENTION_ROWS, n_table = (n_positions + block - 1) / block;
+    uint32_t n_positions = o->max_rows + ATTENTION_POSITIONS, n_table = (n_positions + block - 1) / block;
     uint64_t fit = POOL_BYTES_MAX / kv_block_bytes(&o->kv);
     uint32_t n_blocks = fit < 1 ? 1 : fit < n_table ? (uint32_t)fit : n_table;
     b->blocks = calloc(n_table, sizeof *b->blocks);
@@ -138,15 +138,17 @@ static uint32_t measure(struct bench *b, enum tick_kind kind, const uint32_t *ro
     return done;
 }
 
-/* Time by which reading `positions` positions makes a row slower. */
-static double measure_attention(struct bench *b)
+/* Time by which reading so many positions makes a row slower, by the largest tick that was measured (small ones share the
+ * heads out unevenly). near: times at position 0. */
+static double measure_attention(struct bench *b, const uint32_t *rows, const int64_t *near, uint32_t n_measured)
 {
-    uint32_t rows = b->o->max_rows < ATTENTION_ROWS ? b->o->max_rows : ATTENTION_ROWS;
-    uint32_t positions = b->o->context > ATTENTION_POSITIONS + rows ? ATTENTION_POSITIONS : b->o->context / 2;
-    if (positions == 0)
-        return 0;
-    int64_t near = run_least(b, TICK_PROMPT, rows, 0), far = run_least(b, TICK_PROMPT, rows, positions);
-    return far > near ? (double)(far - near) / ((double)rows * positions) : 0;
+    uint32_t i = n_measured - 1, positions = ATTENTION_POSITIONS;
+    while (i > 0 && rows[i] > ATTENTION_ROWS_MAX)
+        i--;
+    if (positions + rows[i] > b->o->context)
+        positions = b->o->context / 2;
+    int64_t far = run_least(b, TICK_PROMPT, rows[i], positions);
+    return far > near[i] && positions ? (double)(far - near[i]) / ((double)rows[i] * positions) : 0;
 }
 
 static void fill_costs(struct bench *b, struct msg_loaded *out)
@@ -156,8 +158,8 @@ static void fill_costs(struct bench *b, struct msg_loaded *out)
     run_once(b, TICK_DECODE, 1, 0); /* page faults, cold caches, sleeping threads */
     uint32_t decode_max = b->o->slots < DECODE_ROWS_MAX ? b->o->slots : DECODE_ROWS_MAX;
     uint32_t n_decode = measure(b, TICK_DECODE, sizes, n, decode_max ? decode_max : 1, BUDGET_NS / 4, decode);
-    out->attention_ns = measure_attention(b);
-    measure(b, TICK_PROMPT, sizes, n, UINT32_MAX, BUDGET_NS, prompt);
+    uint32_t n_prompt = measure(b, TICK_PROMPT, sizes, n, UINT32_MAX, BUDGET_NS / 2, prompt);
+    out->attention_ns = measure_attention(b, sizes, prompt, n_prompt);
     for (uint32_t i = n_decode; i < n; i++) { /* a decode tick is a prompt tick and one head row for each of its rows */
         double head = (double)(decode[n_decode - 1] - prompt[n_decode - 1]) / sizes[n_decode - 1];
         decode[i] = prompt[i] + (int64_t)((head > 0 ? head : 0) * sizes[i]);
