@@ -1,6 +1,8 @@
 #include "deploy/job.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -18,6 +20,17 @@
 #include "common/base/log.h"
 
 static const int64_t HELLO_LIMIT_NS = 2 * NS_PER_S;
+enum { CONNECT_LIMIT_S = 10, QUIET_S = 10, PROBE_S = 5, N_PROBES = 4 };
+
+/* A host that vanished says nothing: only probes find out. Without them a rank would outlive its job for ever. */
+static void watch_peer(int fd)
+{
+    const int on = 1, quiet = QUIET_S, probe = PROBE_S, n = N_PROBES;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &quiet, sizeof quiet);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe, sizeof probe);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &n, sizeof n);
+}
 
 static void prove(const struct job *j, int rank, const char *nonce, char out[65])
 {
@@ -30,14 +43,19 @@ static void prove(const struct job *j, int rank, const char *nonce, char out[65]
         snprintf(out + 2 * i, 3, "%02x", mac[i]);
 }
 
+void job_init(struct job *j, int rank, int n_ranks)
+{
+    *j = (struct job){.rank = rank, .n_ranks = n_ranks, .listener = -1};
+    for (int i = 0; i < 2 * JOB_MAX_RANKS; i++)
+        j->lines[i].fd = -1;
+}
+
 enum status job_listen(struct job *j, const char *host, uint16_t *port, struct error *err)
 {
     struct address a = {.port = 0};
     struct sockaddr_storage sa;
     socklen_t len;
     snprintf(a.host, sizeof a.host, "%s", host);
-    for (int i = 0; i < 2 * JOB_MAX_RANKS; i++)
-        j->lines[i].fd = -1;
     TRY(address_resolve(&a, &sa, &len, err));
     j->listener = socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (j->listener < 0 || bind(j->listener, (struct sockaddr *)&sa, len) != 0 || listen(j->listener, JOB_MAX_RANKS) != 0 ||
@@ -56,11 +74,11 @@ enum status job_connect(struct job *j, const char *host, uint16_t port, struct e
     uint64_t random = 0;
     char nonce[20], mac[65], line[160];
     snprintf(a.host, sizeof a.host, "%s", host);
-    j->listener = -1;
-    for (int i = 0; i < 2 * JOB_MAX_RANKS; i++)
-        j->lines[i].fd = -1;
     TRY(address_resolve(&a, &sa, &len, err));
     int fd = socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const struct timeval limit = {.tv_sec = CONNECT_LIMIT_S}; /* Linux: connect obeys it too */
+    if (fd >= 0)
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     if (fd < 0 || connect(fd, (struct sockaddr *)&sa, len) != 0) {
         enum status s = error_set(err, STATUS_IO, "rank 0's control socket %s:%u: %s", host, port, strerror(errno));
         if (fd >= 0)
@@ -73,6 +91,7 @@ enum status job_connect(struct job *j, const char *host, uint16_t port, struct e
     prove(j, j->rank, nonce, mac);
     int n = snprintf(line, sizeof line, "HELLO %d %s %s\n", j->rank, nonce, mac);
     j->lines[0] = (struct job_line){.fd = fd, .rank = 0};
+    watch_peer(fd);
     if (send(fd, line, (size_t)n, MSG_NOSIGNAL) != n)
         return error_set(err, STATUS_IO, "rank 0's control socket: %s", strerror(errno));
     return STATUS_OK;
@@ -116,6 +135,7 @@ static void accept_all(struct job *j, int64_t now_ns)
             close(fd);
         else
             j->lines[i] = (struct job_line){.fd = fd, .rank = -1, .since_ns = now_ns};
+        watch_peer(fd);
     }
 }
 
@@ -123,6 +143,21 @@ static void tell(struct job_line *l, const char *text)
 {
     if (send(l->fd, text, strlen(text), MSG_NOSIGNAL) < 0)
         LOG_WARN("rank %d cannot be told '%.20s': %s", l->rank, text, strerror(errno));
+}
+
+static struct job_line *line_of(struct job *j, int rank)
+{
+    for (int i = 0; i < 2 * JOB_MAX_RANKS; i++)
+        if (j->lines[i].fd >= 0 && j->lines[i].rank == rank)
+            return &j->lines[i];
+    return NULL;
+}
+
+static void tell_code(struct job_line *l, int code)
+{
+    char line[32];
+    snprintf(line, sizeof line, "END %d\n", code);
+    tell(l, line);
 }
 
 static int hello(struct job *j, struct job_line *l, const char *line)
@@ -134,9 +169,13 @@ static int hello(struct job *j, struct job_line *l, const char *line)
     prove(j, rank, nonce, want);
     if (strlen(got) != 64 || CRYPTO_memcmp(got, want, 64) != 0)
         return 0;
+    if (line_of(j, rank)) /* somebody who listened repeats what it said */
+        return 0;
     l->rank = rank;
     if (j->told_ready)
         tell(l, "READY\n");
+    if (j->told_end)
+        tell_code(l, j->end_code);
     return 1;
 }
 
@@ -146,8 +185,10 @@ static int take_line(struct job *j, struct job_line *l, const char *line, struct
     if (j->rank == 0 && l->rank < 0)
         return hello(j, l, line);
     *ev = (struct job_event){.rank = l->rank};
-    if (j->rank == 0 && sscanf(line, "EXIT %d %159[^\n]", &ev->code, ev->what) == 2)
+    if (j->rank == 0 && sscanf(line, "EXIT %d %159[^\n]", &ev->code, ev->what) == 2) {
         ev->kind = JOB_EXIT;
+        ev->code = ev->code > 0 && ev->code < 256 ? ev->code : EXIT_BUG; /* it becomes this process's own */
+    }
     else if (j->rank != 0 && strcmp(line, "READY") == 0)
         ev->kind = JOB_READY;
     else if (j->rank != 0 && sscanf(line, "END %d", &ev->code) == 1)
@@ -182,7 +223,8 @@ static int read_line(struct job *j, struct job_line *l, struct job_event *ev)
         l->len -= used;
     }
     if (!understood) {
-        LOG_WARN("a connection to the control socket said nothing that belongs there: closed");
+        LOG_WARN("rank %d (-1: unknown): what it said does not belong on the control socket: closed", l->rank);
+        *ev = (struct job_event){.kind = l->rank >= 0 ? JOB_LOST : JOB_NONE, .rank = l->rank};
         drop(l);
     }
     return 1;
@@ -214,11 +256,27 @@ void job_tell_ready(struct job *j)
 
 void job_tell_end(struct job *j, int code)
 {
-    char line[32];
-    snprintf(line, sizeof line, "END %d\n", code);
+    j->told_end = 1;
+    j->end_code = code;
     for (int i = 0; i < 2 * JOB_MAX_RANKS; i++)
         if (j->lines[i].fd >= 0 && j->lines[i].rank > 0)
-            tell(&j->lines[i], line);
+            tell_code(&j->lines[i], code);
+}
+
+void job_settle(struct job *j, int ms)
+{
+    struct pollfd fds[JOB_MAX_FDS];
+    struct job_event ev;
+    for (int64_t end_ns = clock_now_ns() + ms * NS_PER_MS; clock_now_ns() < end_ns;) {
+        int n_heard = 0;
+        while (job_next(j, clock_now_ns(), &ev))
+            ;
+        for (int rank = 1; rank < j->n_ranks; rank++)
+            n_heard += line_of(j, rank) != NULL;
+        if (n_heard == j->n_ranks - 1)
+            return;
+        poll(fds, (nfds_t)job_poll_fds(j, fds, JOB_MAX_FDS), 20);
+    }
 }
 
 void job_report_exit(struct job *j, int code, const char *what)

@@ -27,8 +27,8 @@ static int usable_cores(int cores[MAX_CORES])
         for (int smt = 0; smt < 8; smt++)
             for (int i = 0; i < n_cores; i++) {
                 hwloc_obj_t core = hwloc_get_obj_by_type(topo, HWLOC_OBJ_CORE, (unsigned)i);
-                int cpu = -1;
-                for (int k = 0; k <= smt; k++)
+                int cpu = hwloc_bitmap_first(core->cpuset);
+                for (int k = 0; k < smt && cpu >= 0; k++) /* after the last one next would begin again */
                     cpu = hwloc_bitmap_next(core->cpuset, cpu);
                 if (cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET((size_t)cpu, &allowed) && n < MAX_CORES)
                     cores[n++] = cpu;

@@ -46,6 +46,16 @@ static int belongs_to_mpi(const char *variable)
     return 0;
 }
 
+int supervisor_started_by_mpi(void)
+{
+    static const char *const names[] = {"PMIX_RANK=", "PMI_RANK=", "OMPI_COMM_WORLD_RANK="};
+    for (char **e = environ; *e; e++)
+        for (size_t i = 0; i < ARRAY_LEN(names); i++)
+            if (strncmp(*e, names[i], strlen(names[i])) == 0)
+                return 1;
+    return 0;
+}
+
 static int overridden(const struct child *c, const char *variable)
 {
     size_t len = strcspn(variable, "=") + 1;

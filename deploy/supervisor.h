@@ -45,6 +45,8 @@ struct supervisor {
     pid_t self;
 };
 
+/* Did mpirun (or srun) start this process? */
+int supervisor_started_by_mpi(void);
 void supervisor_init(struct supervisor *s, int64_t restart_delay_ms, int64_t restart_limit);
 struct child *supervisor_add(struct supervisor *s, const char *name);
 /* Starts what is due. */
