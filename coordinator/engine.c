@@ -98,6 +98,9 @@ static void stage_message(struct engine *e, uint64_t id, const struct from_stage
 static void handle(struct engine *e, const struct engine_message *m, int64_t now)
 {
     e->dirty = 1;
+    /* What the message before, or time, made of the pipeline comes first: a request that is admitted to a new epoch whose
+     * reset is still to come would be forgotten by scheduler and blocks, and never end. */
+    engine__pipeline_events(e, now);
     switch (m->kind) {
     case ENGINE_SUBMIT:
         engine__submit(e, m->request, now);

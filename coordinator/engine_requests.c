@@ -48,6 +48,11 @@ static void set_state(struct engine *e, struct request *r, enum request_state to
     trace_event("request", (int64_t)r->ref.seq, (int64_t)r->ref.slot, r->state, to);
     r->state = to;
     e->dirty = 1;
+}
+
+/* After the terminal event is out, and before a request that came counts as handled: who sees idle can stop the engine. */
+static void note_idle(struct engine *e)
+{
     atomic_store(&e->idle, e->n_queued + e->n_reading + e->n_decoding == 0);
 }
 
@@ -102,6 +107,7 @@ void engine__end(struct engine *e, struct request *r, enum request_state state, 
         LOG_DEBUG("req %s: %s, %u prompt and %u answer tokens", r->id, request_state_name(state), r->n_prompt, r->n_answer);
     r->sink.finish(r->sink.ctx, err);
     request_release(r);
+    note_idle(e);
 }
 
 void engine__fail_running(struct engine *e, const struct error *why)
@@ -231,6 +237,7 @@ void engine__submit(struct engine *e, struct request *r, int64_t now)
     e->metrics.accepted++;
     list_push_back(&e->queued, &r->link);
     set_state(e, r, REQUEST_QUEUED);
+    note_idle(e);
     r->last_progress_ns = now;
     send_accepted(r, e->o.model_name, engine_profile(e));
     LOG_DEBUG("req %s: accepted, %u prompt tokens, at most %u answer tokens", r->id, r->n_prompt, r->answer_limit);

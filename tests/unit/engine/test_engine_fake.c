@@ -551,6 +551,27 @@ static void engine_stops_at_a_stop_string_and_gives_the_text_before_it(void **st
     bed_close(t);
 }
 
+static void engine_forgets_no_request_that_comes_as_an_epoch_begins(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 20\n", FLAGS("--slots", "4"));
+    enum { N = 600 };
+    const uint32_t prompt[2] = {1, 2};
+    for (int round = 0; round < 10; round++) {
+        struct bed_request *r[N];
+        engine_bed_break_stream(t->b, (uint32_t)round % 2);
+        for (int i = 0; i < N; i++, usleep(20)) /* they come until after the new epoch has begun */
+            bed_submit(r[i] = bed_request_new(t->b, prompt, 2, 1));
+        for (int i = 0; i < N; i++) {
+            bed_wait(r[i], 3000);
+            assert_true(r[i]->end.status == STATUS_OK || status_retryable(r[i]->end.status));
+            bed_request_free(r[i]);
+        }
+    }
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -571,6 +592,7 @@ int main(void)
         cmocka_unit_test(engine_ends_an_answer_of_no_named_length_where_the_pool_ends),
         cmocka_unit_test(engine_ends_a_stream_rather_than_leave_a_gap_in_it),
         cmocka_unit_test(engine_with_a_request_in_hand_is_not_idle),
+        cmocka_unit_test(engine_forgets_no_request_that_comes_as_an_epoch_begins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
