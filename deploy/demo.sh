@@ -77,16 +77,18 @@ stop() {
         kill -TERM "$job" 2>/dev/null || true
     fi
 }
-trap stop INT TERM
-# Waits for the job's end whatever signals come; leaves its exit code in $code.
+trap stop INT TERM HUP
+trap 'kill -TERM "$job" 2>/dev/null || true' EXIT # whatever ends this script: nothing is left behind
+# Waits for the job's end whatever signals come; leaves its exit code in $code. A signal cuts a wait short: then it is asked
+# again (bash keeps the code of a job that has ended).
 wait_job() {
+    local before
     while :; do
-        code=0
+        before=$stops code=0
         wait "$job" || code=$?
-        kill -0 "$job" 2>/dev/null || break
+        [ "$stops" -ne "$before" ] || break
     done
-    # A signal may have cut the wait short; the child is reaped here for good.
-    wait "$job" 2>/dev/null && code=0 || { last=$?; [ $last -eq 127 ] || code=$last; }
+    trap - EXIT
 }
 finish() {
     [ $stops -gt 0 ] || stop
@@ -113,7 +115,7 @@ until curl -fs -m 2 "$url/ready" >/dev/null 2>&1 || "$build/bin/sluice" --url "$
         say "loading ($((SECONDS - started)) s)"
         next=$((next + 2))
     fi
-    sleep 0.1
+    sleep 0.1 || true # Ctrl-C ends the sleep too, not this script
 done
 say "ready after $((SECONDS - started)) s: $url"
 
