@@ -1,4 +1,4 @@
-# Whole services, started by the launcher (service.py). Fake stages but for *_smollm2 and demo; those on fake stages run in the
+# Whole services, started by the launcher (service.py). Fake stages but for *_smollm2 and *_demo; all but the demo run in the
 # ASan build too, where everything is given more time.
 set(service_slack 1)
 if(SLUICE_SANITIZE)
@@ -18,3 +18,6 @@ sluice_service_test(test_service_load 120 service asan)
 sluice_service_test(test_service_clients 120 service asan)
 sluice_service_test(test_service_stream 120 service asan)
 sluice_service_test(test_service_faults 120 service asan)
+sluice_service_test(test_service_end 150 service asan)
+sluice_service_test(test_service_smollm2 240 service asan)
+sluice_service_test(test_service_demo 240 service)
