@@ -17,6 +17,13 @@ static struct flight *flight_of(struct engine *e, uint64_t tick)
 
 /* --- epochs ------------------------------------------------------------------------------------------------------------------ */
 
+/* The reason names the stage itself already, more often than not. */
+static const char *without_name(const char *message, const char *who)
+{
+    size_t n = strlen(who);
+    return strncmp(message, who, n) == 0 && strncmp(message + n, ": ", 2) == 0 ? message + n + 2 : message;
+}
+
 /* Running requests end with one retryable error; queued ones wait for the next epoch. */
 static void epoch_lost(struct engine *e, const struct pipeline_event *ev, int64_t now)
 {
@@ -24,9 +31,8 @@ static void epoch_lost(struct engine *e, const struct pipeline_event *ev, int64_
     char who[24] = "the pipeline";
     if (ev->stage != STAGE_NONE)
         snprintf(who, sizeof who, "stage %d", ev->stage);
-    error_set(&why, STATUS_PIPELINE_LOST, "%s was lost: %.200s", who, ev->why.message);
-    LOG_ERROR("epoch %llu ended: %s; %u running requests end, %u wait", (unsigned long long)pipeline_epoch(e->pipeline),
-              why.message, e->n_reading + e->n_decoding, e->n_queued);
+    error_set(&why, STATUS_PIPELINE_LOST, "%s was lost: %.200s", who, without_name(ev->why.message, who));
+    LOG_ERROR("%s; %u running requests end, %u wait", why.message, e->n_reading + e->n_decoding, e->n_queued);
     engine__fail_running(e, &why);
     sched_reset(e->sched);
     e->n_closes = 0;
