@@ -418,10 +418,10 @@ static void read_job(struct launcher *l, int64_t now)
         else if (ev.kind == JOB_EXIT) {
             LOG_ERROR("rank %d: %s", ev.rank, ev.what);
             begin_end(l, ev.code);
-        } else if (ev.kind == JOB_LOST && l->rank != 0) {
-            LOG_ERROR("rank 0 is gone");
+        } else if (ev.kind == JOB_LOST && l->rank != 0 && l->phase != PHASE_END) {
+            LOG_ERROR("rank %d: rank 0 is gone", l->rank);
             begin_end(l, EXIT_BUG);
-        } else if (ev.kind == JOB_LOST && l->phase == PHASE_RUN) {
+        } else if (ev.kind == JOB_LOST && l->rank == 0 && l->phase == PHASE_RUN) {
             LOG_WARN("the launcher of rank %d is gone: its stage is not started again", ev.rank);
         }
     }
