@@ -388,6 +388,12 @@ enum status engine_submit(struct engine *e, struct request *r)
     return s == STATUS_CLOSED ? STATUS_DRAINING : s;
 }
 
+void engine_count_refused(struct engine *e, enum status why)
+{
+    if (status_retryable(why))
+        atomic_fetch_add_explicit(&e->refused[engine__reject_reason(why)], 1, memory_order_relaxed);
+}
+
 void engine_cancel(struct engine *e, struct request *r)
 {
     request_retain(r);

@@ -52,6 +52,8 @@ struct result *engine_result_acquire(struct engine *e); /* NULL: more than the w
 
 /* Requests: tokenized, with the sink that takes its events (request.h). */
 enum status engine_submit(struct engine *e, struct request *r);
+/* A request was refused before it could be submitted: it counts among the rejected like the engine's own. */
+void engine_count_refused(struct engine *e, enum status why);
 void engine_cancel(struct engine *e, struct request *r);
 void engine_drain(struct engine *e, int on);
 int engine_idle(struct engine *e); /* nothing queued or running */

@@ -71,6 +71,7 @@ struct engine {
     atomic_int overflowed;         /* a stage message found the inbox full */
     atomic_int cancel_overflowed;  /* a cancel did: the flags of all requests are to be read */
     atomic_uint_fast64_t next_attachment;
+    atomic_uint_fast64_t refused[REJECT_N]; /* before submission; any thread */
     atomic_int submitting;         /* requests that are in the inbox or being looked at: not idle, though no count has them yet */
 
     struct engine_attachment attachments[ENGINE_MAX_ATTACHMENTS];
@@ -104,6 +105,7 @@ struct engine {
 };
 
 /* engine_requests.c */
+enum reject_reason engine__reject_reason(enum status s);
 void engine__submit(struct engine *e, struct request *r, int64_t now);
 void engine__cancel(struct engine *e, struct request *r);
 void engine__admit(struct engine *e, int64_t now);       /* queued ones into free slots */

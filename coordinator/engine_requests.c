@@ -169,7 +169,7 @@ static enum status can_ever_run(struct engine *e, struct request *r, struct erro
                        count.total, count.total * (uint32_t)e->o.config->kv_block + 1);
 }
 
-static enum reject_reason reject_reason(enum status s)
+enum reject_reason engine__reject_reason(enum status s)
 {
     return s == STATUS_CLIENT_LIMIT ? REJECT_CLIENT_LIMIT
            : s == STATUS_DRAINING   ? REJECT_DRAINING
@@ -227,7 +227,7 @@ void engine__submit(struct engine *e, struct request *r, int64_t now)
         take(e, r, now, &err);
     if (err.status != STATUS_OK) {
         if (status_retryable(err.status))
-            e->metrics.rejected[reject_reason(err.status)]++;
+            e->metrics.rejected[engine__reject_reason(err.status)]++;
         LOG_DEBUG("req %s: refused: %s", r->id, err.message);
         r->sink.finish(r->sink.ctx, &err);
         request_release(r);

@@ -101,6 +101,8 @@ void engine__publish(struct engine *e, int64_t now)
     *e->snapshot_metrics = e->metrics;
     e->snapshot_metrics->stale[STALE_STAGE_MESSAGE] = ps.stale;
     e->snapshot_metrics->protocol_errors = e->metrics.protocol_errors + ps.protocol_errors;
+    for (int i = 0; i < REJECT_N; i++)
+        e->snapshot_metrics->rejected[i] += atomic_load_explicit(&e->refused[i], memory_order_relaxed);
     for (uint32_t i = 0; i < e->n_stages; i++)
         e->snapshot_metrics->stage[i].restarts = e->snapshot->stages[i].restarts;
     pthread_mutex_unlock(&e->snapshot_lock);

@@ -104,6 +104,7 @@ static void prepare_and_submit(void *arg)
         }
     }
     if (st != STATUS_OK) {
+        engine_count_refused(s->o.engine, st);
         LOG_DEBUG("req %s: refused: %s", r->id, err.message);
         r->sink.finish(r->sink.ctx, &err);
     }
@@ -146,9 +147,12 @@ static enum status start_request(struct service *s, struct generate_call *call, 
 
 static void on_generate(void *ctx, struct generate_call *call, const struct generate_request *g)
 {
+    struct service *s = ctx;
     struct error err = {0};
-    if (start_request(ctx, call, g, &err) != STATUS_OK)
-        generate_call_finish(call, &err);
+    if (start_request(s, call, g, &err) == STATUS_OK)
+        return;
+    engine_count_refused(s->o.engine, err.status);
+    generate_call_finish(call, &err);
 }
 
 static void on_generate_closed(void *ctx, struct generate_call *call)

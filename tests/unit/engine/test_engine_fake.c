@@ -344,8 +344,11 @@ static void engine_without_a_stage_refuses_after_the_recovery_time(void **state)
     assert_int_equal(late->end.status, STATUS_PIPELINE);
     struct buf page;
     buf_init(&page, 1 << 20);
+    engine_count_refused(engine_bed_engine(t->b), STATUS_DRAINING); /* what never came so far */
+    engine_count_refused(engine_bed_engine(t->b), STATUS_BAD_REQUEST);
     usleep(100 * 1000);
     engine_metrics(engine_bed_engine(t->b), &page);
+    assert_non_null(strstr(page.data, "sluice_queue_rejected_total{reason=\"draining\"} 1\n"));
     assert_non_null(strstr(page.data, "sluice_queue_rejected_total{reason=\"not_ready\"} 1\n"));
     assert_non_null(strstr(page.data, "sluice_queue_rejected_total{reason=\"queue_full\"} 0\n"));
     buf_fini(&page);
