@@ -15,3 +15,8 @@ if(CMOCKA_FOUND)
   set_tests_properties(test_stage_pipeline_smollm2 PROPERTIES LABELS model TIMEOUT 300 SKIP_RETURN_CODE 77)
 endif()
 sluice_test(test_stage_allocation LABEL unit SOURCES test_allocation.c DEPS sluice_test_pipeline sluice_fake_compute sluice_model_compute)
+# The worker and its links with several threads in one process: under ThreadSanitizer too.
+if(CMOCKA_FOUND)
+  set_tests_properties(test_stage_pipeline test_stage_worker test_stage_neighbour test_stage_link test_stage_pipeline_model
+    PROPERTIES LABELS "unit;tsan")
+endif()
