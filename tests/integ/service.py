@@ -307,6 +307,7 @@ class Service:
                     self.job.send_signal(signal.SIGUSR1 if self.mpi else signal.SIGTERM)
                 self.wait_exit(0, 10)
             self.assert_nothing_left()
+            self.assert_clean_log()
         except BaseException:
             self.show_log()
             self.kill_all()
@@ -352,6 +353,11 @@ class Service:
             with socket.socket() as s:
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 s.bind(("127.0.0.1", port))
+
+    def assert_clean_log(self):
+        """A process that fails at its very end changes no exit code of the job's: sanitizers and checks speak in the log."""
+        bad = [line for line in self.log().splitlines() if re.search(r"Sanitizer|runtime error:|this must hold and does not", line)]
+        assert not bad, bad[:5]
 
     def kill_all(self):
         for _ in range(5):
