@@ -50,7 +50,9 @@ function(sluice_program name)
   target_link_libraries(${name} PRIVATE sluice_flags Threads::Threads ${A_DEPS})
 endfunction()
 
-# sluice_test(NAME LABEL unit|model|service TIMEOUT s SOURCES ... DEPS ...): one cmocka program, one process, one time limit.
+# sluice_test(NAME LABEL unit|component|model|service TIMEOUT s SOURCES ... DEPS ...): one cmocka program, one process, one time
+# limit. unit: all of them together in ten seconds; component: several seconds, no model; model: the real model; service: whole
+# programs.
 function(sluice_test name)
   cmake_parse_arguments(A "" "LABEL;TIMEOUT" "SOURCES;DEPS" ${ARGN})
   if(NOT CMOCKA_FOUND)
@@ -68,7 +70,8 @@ function(sluice_test name)
 endfunction()
 
 # sluice_fuzzer(NAME SOURCES ... DEPS ...): LLVMFuzzerTestOneInput in SOURCES. With SLUICE_FUZZ (clang) a libFuzzer program;
-# otherwise a program that replays the corpus in tests/fuzz/corpus/NAME as a unit test.
+# otherwise a program that replays the corpus in tests/fuzz/corpus/NAME as a unit test. Target `fuzzers` builds them all.
+add_custom_target(fuzzers)
 function(sluice_fuzzer name)
   cmake_parse_arguments(A "" "" "SOURCES;DEPS" ${ARGN})
   if(SLUICE_FUZZ)
@@ -81,5 +84,5 @@ function(sluice_fuzzer name)
   endif()
   target_link_libraries(fuzz_${name} PRIVATE sluice_flags Threads::Threads ${A_DEPS})
   set_target_properties(fuzz_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
-  set_property(GLOBAL APPEND PROPERTY SLUICE_FUZZERS fuzz_${name})
+  add_dependencies(fuzzers fuzz_${name})
 endfunction()

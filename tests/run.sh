@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tests/run.sh - builds and runs all tests: installs what is missing, release tests, sanitizers, fuzzing. Ends with the one
 # line "N passed, N failed, N skipped" over everything. Under 25 minutes on two cores.
-#   --only PART      one part: unit, model, service, asan, tsan, fuzz
+#   --only PART      one part: unit, component, model, service, asan, tsan, fuzz
 #   --fuzz-seconds N time of each fuzz target (default 60)
 #   SLUICE_BUILD_DIR (default ./build; sanitizer builds beside it), SLUICE_MODEL_DIR
 set -uo pipefail
@@ -35,13 +35,17 @@ mkdir -p "$logs"
 launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache)
 
-# build_in DIR NAME cmake-flags...: configures and builds, quietly; the log is shown when it fails.
+# build_in DIR NAME TARGETS cmake-flags...: configures and builds, quietly; the log is shown when it fails. TARGETS: names, "all",
+# or "label:L" for the programs of the tests with that label (a test's program has the test's name).
 build_in() {
-    local dir=$1 name=$2
-    shift 2
+    local dir=$1 name=$2 targets=$3
+    shift 3
     say "build: $name"
     if cmake -S . -B "$dir" -G Ninja "${launcher[@]}" "$@" >"$logs/$name.cmake.log" 2>&1 &&
-        ninja -C "$dir" >"$logs/$name.build.log" 2>&1; then
+        case $targets in
+        label:*) targets=$(ctest --test-dir "$dir" -N -L "${targets#label:}" | sed -nE 's/^ *Test +#[0-9]+: //p') ;;
+        esac &&
+        ninja -C "$dir" $targets >"$logs/$name.build.log" 2>&1; then
         return 0
     fi
     tail -n 40 "$logs/$name.cmake.log" "$logs/$name.build.log"
@@ -69,9 +73,12 @@ run_ctest() {
     say "tests: $name: $((n_run - n_skip - n_fail)) passed, $n_fail failed, $n_skip skipped"
 }
 
-build_in "$build" release -DCMAKE_BUILD_TYPE=Release || finish
+build_in "$build" release all -DCMAKE_BUILD_TYPE=Release || finish
 if wanted unit; then
-    run_ctest "$build" unit -L unit -j2
+    run_ctest "$build" unit -L unit
+fi
+if wanted component; then
+    run_ctest "$build" component -L component -j2
 fi
 
 say "model"
@@ -102,21 +109,21 @@ if wanted service; then
     run_ctest "$build" service -L service
 fi
 
-if wanted asan && build_in "$build-asan" asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSLUICE_SANITIZE=address; then
+if wanted asan && build_in "$build-asan" asan all -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSLUICE_SANITIZE=address; then
     export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
     export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0
-    run_ctest "$build-asan" asan-unit -L unit -j2
-    run_ctest "$build-asan" asan-service -L 'asan'
+    run_ctest "$build-asan" asan-unit -L 'unit|component' -j2
+    run_ctest "$build-asan" asan-service -L asan
     unset ASAN_OPTIONS UBSAN_OPTIONS LSAN_OPTIONS
 fi
 
-if wanted tsan && build_in "$build-tsan" tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSLUICE_SANITIZE=thread; then
+if wanted tsan && build_in "$build-tsan" tsan label:tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSLUICE_SANITIZE=thread; then
     export TSAN_OPTIONS=halt_on_error=1
     run_ctest "$build-tsan" tsan -L tsan
     unset TSAN_OPTIONS
 fi
 
-if wanted fuzz && build_in "$build-fuzz" fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_C_COMPILER=clang-14 -DSLUICE_FUZZ=ON; then
+if wanted fuzz && build_in "$build-fuzz" fuzz fuzzers -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_C_COMPILER=clang-14 -DSLUICE_FUZZ=ON; then
     say "fuzzing: $fuzz_seconds s each, two at a time"
     # The corpus in the tree is read only; what is found lies in the build folder.
     fuzz_one() {
