@@ -7,7 +7,7 @@ import time
 
 from service import FIRST_BYTE, SLACK, Service, ids, run, wait_for
 
-LONG = 600
+LONG = 300
 
 
 def test_leaving_at_any_tick_spares_the_stream_beside():
