@@ -109,7 +109,7 @@ if wanted service; then
     run_ctest "$build" service -L service
 fi
 
-if wanted asan && build_in "$build-asan" asan all -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSLUICE_SANITIZE=address; then
+if wanted asan && build_in "$build-asan" asan all -DCMAKE_BUILD_TYPE=Debug -DSLUICE_SANITIZE=address; then
     export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
     export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0
     run_ctest "$build-asan" asan-unit -L 'unit|component' -j2
@@ -117,13 +117,13 @@ if wanted asan && build_in "$build-asan" asan all -DCMAKE_BUILD_TYPE=RelWithDebI
     unset ASAN_OPTIONS UBSAN_OPTIONS LSAN_OPTIONS
 fi
 
-if wanted tsan && build_in "$build-tsan" tsan label:tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSLUICE_SANITIZE=thread; then
+if wanted tsan && build_in "$build-tsan" tsan label:tsan -DCMAKE_BUILD_TYPE=Debug -DSLUICE_SANITIZE=thread; then
     export TSAN_OPTIONS=halt_on_error=1
     run_ctest "$build-tsan" tsan -L tsan
     unset TSAN_OPTIONS
 fi
 
-if wanted fuzz && build_in "$build-fuzz" fuzz fuzzers -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_C_COMPILER=clang-14 -DSLUICE_FUZZ=ON; then
+if wanted fuzz && build_in "$build-fuzz" fuzz fuzzers -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_COMPILER=clang-14 -DSLUICE_FUZZ=ON; then
     say "fuzzing: $fuzz_seconds s each, two at a time"
     # The corpus in the tree is read only; what is found lies in the build folder.
     fuzz_one() {
