@@ -100,6 +100,7 @@ struct engine {
     struct service_status *snapshot;
     struct metrics *snapshot_metrics;
     atomic_int ready, idle;        /* any thread */
+    atomic_int_fast64_t alive_ns;  /* any thread: when the engine last published */
     char profile[64];              /* written once, before `profiled` */
     atomic_int profiled;
 };

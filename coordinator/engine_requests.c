@@ -258,6 +258,11 @@ static int admit_one(struct engine *e, int64_t now)
     uint32_t need = blocks_needed(e->blocks, positions_needed(r));
     if (blocks_available(e->blocks) < need)
         return 0;
+    if (request_open_answer(r, &err) != STATUS_OK) {
+        err.retry_after_s = 1;
+        engine__end(e, r, REQUEST_FAILED, &err);
+        return 1;
+    }
     CHECK(slots_acquire(e->slots, &r->ref) == STATUS_OK);
     CHECK(blocks_open(e->blocks, r->ref, need) == STATUS_OK);
     CHECK(sched_add(e->sched, r->ref, r->n_prompt, r->answer_limit, ++e->next_order) == STATUS_OK);

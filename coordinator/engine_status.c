@@ -107,8 +107,15 @@ void engine__publish(struct engine *e, int64_t now)
         e->snapshot_metrics->stage[i].restarts = e->snapshot->stages[i].restarts;
     pthread_mutex_unlock(&e->snapshot_lock);
     atomic_store(&e->ready, e->snapshot->ready);
+    atomic_store(&e->alive_ns, now);
     e->published_ns = now;
     e->dirty = 0;
+}
+
+/* It publishes at least every 50 ms. One that has not for so long decides nothing any more, whatever it last said. */
+static int alive(const struct engine *e)
+{
+    return clock_now_ns() - (int64_t)atomic_load(&e->alive_ns) < 2 * NS_PER_S;
 }
 
 void engine_status(struct engine *e, struct service_status *out)
@@ -116,6 +123,7 @@ void engine_status(struct engine *e, struct service_status *out)
     pthread_mutex_lock(&e->snapshot_lock);
     *out = *e->snapshot;
     pthread_mutex_unlock(&e->snapshot_lock);
+    out->ready = out->ready && alive(e);
 }
 
 void engine_metrics(struct engine *e, struct buf *out)
@@ -127,7 +135,7 @@ void engine_metrics(struct engine *e, struct buf *out)
 
 int engine_ready(struct engine *e)
 {
-    return atomic_load(&e->ready);
+    return atomic_load(&e->ready) && alive(e);
 }
 
 int engine_idle(struct engine *e)

@@ -147,7 +147,7 @@ void metrics_write(const struct metrics *m, const struct service_status *s, stru
     for (int i = 1; i < 3; i++)
         labelled(out, "cache_restored_blocks_total", "tier", tiers[i], 0);
     one(out, "cache_damaged_total", "counter", "Stored blocks that failed their check.", 0);
-    static const char *const kinds[STALE_N] = {"stage_message", "result"};
+    static const char *const kinds[STALE_N] = {"stage_message"};
     head(out, "stale_messages_total", "counter", "Messages of another epoch that were dropped.");
     for (int i = 0; i < STALE_N; i++)
         labelled(out, "stale_messages_total", "kind", kinds[i], (double)m->stale[i]);

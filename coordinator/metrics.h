@@ -31,7 +31,7 @@ struct stage_metrics {
 };
 
 enum reject_reason { REJECT_QUEUE_FULL, REJECT_QUEUE_WAIT, REJECT_CLIENT_LIMIT, REJECT_DRAINING, REJECT_NOT_READY, REJECT_N };
-enum stale_kind { STALE_STAGE_MESSAGE, STALE_RESULT, STALE_N };
+enum stale_kind { STALE_STAGE_MESSAGE, STALE_N };
 
 struct metrics {
     uint64_t accepted, done, failed, cancelled, expired;

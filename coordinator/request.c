@@ -172,6 +172,11 @@ enum status request_set_prompt(struct request *r, const uint32_t *ids, size_t n_
     if (r->max_tokens > 0 && r->max_tokens < room)
         room = (uint32_t)r->max_tokens;
     r->answer_limit = room < answer_cap ? room : answer_cap;
+    return STATUS_OK;
+}
+
+enum status request_open_answer(struct request *r, struct error *err)
+{
     r->answer_ids = arena_array(&r->arena, r->answer_limit, sizeof *r->answer_ids);
     if (!r->answer_ids)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for an answer of %u tokens", r->answer_limit);

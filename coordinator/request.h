@@ -60,7 +60,7 @@ struct request {
     uint32_t n_prompt;
     struct sampler_params sampler;
     int64_t max_tokens;           /* as asked; -1: to the end of the context */
-    uint32_t answer_limit;        /* resolved, > 0; answer_ids has room for it */
+    uint32_t answer_limit;        /* resolved, > 0 */
     struct bytes stops[MAX_STOPS];
     uint32_t n_stops;
     int ignore_eos, batch_priority;
@@ -79,7 +79,7 @@ struct request {
     uint32_t table_digest;        /* of its block table as the stages know it */
     uint32_t n_read;              /* prompt positions whose ticks are retired */
     uint32_t n_answer, n_sent;    /* ids generated; ids that went out in events */
-    uint32_t *answer_ids;         /* [answer_limit] arena */
+    uint32_t *answer_ids;         /* [answer_limit] arena; from its slot on */
     uint32_t queue_position;      /* last one told */
     int64_t admitted_ns, first_token_ns, last_token_ns, last_progress_ns;
     int throttled;                /* its client reads too slowly: not scheduled */
@@ -93,9 +93,11 @@ enum status request_create(const struct generate_request *r, const char *client,
 void request_drop_text(struct request *r);
 void request_retain(struct request *r);
 void request_release(struct request *r);
-/* The prompt's ids are known: checks lengths against the context, resolves answer_limit, makes room for the answer. */
+/* The prompt's ids are known: checks lengths against the context, resolves answer_limit. */
 enum status request_set_prompt(struct request *r, const uint32_t *ids, size_t n_ids, uint32_t context, uint32_t answer_cap,
                                uint32_t n_vocab, struct error *err);
+/* Room for answer_limit ids: when the request gets its slot, so that those who wait hold none. */
+enum status request_open_answer(struct request *r, struct error *err);
 const char *request_state_name(enum request_state s);
 
 #endif

@@ -19,6 +19,24 @@ struct answer {
     const char *finish; /* "stop" or "length" */
 };
 
+/* A model can say anything: what would steer the terminal is shown as '?' there (the conversation keeps it). */
+static void show(const char *text)
+{
+    static int tty = -1;
+    if (tty < 0)
+        tty = isatty(STDOUT_FILENO);
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+        int c1 = p[0] == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0;
+        if (tty && (c1 || *p == 127 || (*p < 32 && *p != '\n' && *p != '\t'))) {
+            putchar('?');
+            p += c1;
+        } else {
+            putchar(*p);
+        }
+    }
+    fflush(stdout);
+}
+
 static void on_event(void *ctx, const json_t *event)
 {
     struct answer *a = ctx;
@@ -27,8 +45,7 @@ static void on_event(void *ctx, const json_t *event)
     const char *piece = json_string_value(json_object_get(json_object_get(choice, "delta"), "content")),
                *finish = json_string_value(json_object_get(choice, "finish_reason"));
     if (piece) {
-        fputs(piece, stdout);
-        fflush(stdout);
+        show(piece);
         buf_text(&a->text, piece);
     }
     if (finish)

@@ -31,8 +31,10 @@ static struct queued_event close_text(struct generate_call *g)
 {
     struct generate_event e = {.kind = GENERATE_TEXT, .text = {g->text.data, g->text.len}, .ids = g->ids, .n_ids = g->n_ids};
     struct queued_event q = {inference_wire_pack_event(&e), GENERATE_TEXT, g->text.len, g->n_ids};
-    buf_clear(&g->text);
-    g->n_ids = 0;
+    if (q.message) { /* else it stays open and is tried again */
+        buf_clear(&g->text);
+        g->n_ids = 0;
+    }
     return q;
 }
 
@@ -54,8 +56,8 @@ static grpc_byte_buffer *pull(struct rpc_call *c)
     } else if (text_is_open(g)) {
         q = close_text(g);
     }
-    g->out_bytes = q.text_bytes;
-    g->out_ids = q.n_ids;
+    g->out_bytes = q.message ? q.text_bytes : 0;
+    g->out_ids = q.message ? q.n_ids : 0;
     return q.message;
 }
 
@@ -96,14 +98,21 @@ static enum status queue_other(struct generate_call *g, const struct generate_ev
     int replace = e->kind == GENERATE_PROGRESS && last && last->kind == GENERATE_PROGRESS && !text_is_open(g);
     if (!replace && g->n_queued + (size_t)text_is_open(g) + 1 > MAX_QUEUED)
         return STATUS_FULL;
-    struct queued_event q = {inference_wire_pack_event(e), e->kind, 0, 0};
+    struct queued_event q = {inference_wire_pack_event(e), e->kind, 0, 0}, text = {0};
+    if (q.message && !replace && text_is_open(g))
+        text = close_text(g);
+    if (!q.message || (!replace && text_is_open(g))) { /* no memory: nothing was queued, the text is still open */
+        if (q.message)
+            grpc_byte_buffer_destroy(q.message);
+        return STATUS_OUT_OF_MEMORY;
+    }
     if (replace) {
         grpc_byte_buffer_destroy(last->message);
         *last = q;
         return STATUS_OK;
     }
-    if (text_is_open(g))
-        push(g, close_text(g));
+    if (text.message)
+        push(g, text);
     push(g, q);
     return STATUS_OK;
 }

@@ -69,7 +69,7 @@ size_t rpc__common_args(const struct rpc_options *o, grpc_arg a[RPC_MAX_ARGS])
     a[n++] = rpc__int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1); /* none */
     if (o->heartbeat_ms > 0) {
         a[n++] = rpc__int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, o->heartbeat_ms);
-        a[n++] = rpc__int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, o->heartbeat_ms * 7 / 3);
+        a[n++] = rpc__int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, o->heartbeat_ms * 3);
         a[n++] = rpc__int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
         a[n++] = rpc__int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
     }

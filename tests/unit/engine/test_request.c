@@ -55,6 +55,8 @@ static enum status set_prompt(struct request *r, uint32_t n, uint32_t cap, struc
     for (uint32_t i = 0; i < n; i++)
         ids[i] = i % VOCAB;
     enum status s = request_set_prompt(r, ids, n, CONTEXT, cap, VOCAB, err);
+    if (s == STATUS_OK)
+        s = request_open_answer(r, err); /* as when it gets its slot */
     free(ids);
     return s;
 }
