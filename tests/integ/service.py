@@ -232,6 +232,16 @@ class Call(threading.Thread):
 
 # --- the service --------------------------------------------------------------------------------------------------------------------
 
+def is_free(port):
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 class Service:
     def __init__(self, stages=2, flags=(), script=FAKE_COSTS, model=None, mpi=False, env=None, slots=4, wait=True, context=None):
         self.stages, self.mpi, self.slots, self.want_ready = stages, mpi, slots, wait
@@ -349,10 +359,9 @@ class Service:
             wait_for(lambda: not self.processes(), seconds, "no process is left")
         except AssertionError:
             raise AssertionError(f"left over: {self.processes()}") from None
+        # A process that is being killed loses its environment, by which it is found, before its sockets.
         for port in (self.port, self.grpc_port):
-            with socket.socket() as s:
-                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                s.bind(("127.0.0.1", port))
+            wait_for(lambda: is_free(port), seconds, f"port {port} is free")
 
     def assert_clean_log(self):
         """A process that fails at its very end changes no exit code of the job's: sanitizers and checks speak in the log."""
