@@ -60,19 +60,29 @@ static const struct param *find(enum program program, const char *name, size_t l
 }
 
 /* Strings of a configuration live as long as the process; the list keeps them reachable. */
+static struct kept {
+    struct kept *next;
+    char text[];
+} *all_kept;
+
 static const char *keep(const char *text)
 {
-    static struct kept {
-        struct kept *next;
-        char text[];
-    } *all;
     size_t n = strlen(text) + 1;
     struct kept *k = malloc(sizeof *k + n);
     CHECK(k);
     memcpy(k->text, text, n);
-    k->next = all;
-    all = k;
+    k->next = all_kept;
+    all_kept = k;
     return k->text;
+}
+
+void config_forget(void)
+{
+    while (all_kept) {
+        struct kept *k = all_kept;
+        all_kept = k->next;
+        free(k);
+    }
 }
 
 static int choice_ok(const char *choices, const char *value)

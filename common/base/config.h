@@ -98,6 +98,8 @@ enum status config_read(enum program program, int argc, char **argv, struct conf
 /* Flags (--name value) for a child, made of what was given and of what the child takes; NULL-terminated, at most
  * max - 1 strings, kept for the life of the process. Returns their number. */
 int config_child_flags(const struct config *c, enum program child, const char **out, int max);
+/* Frees the strings of everything read so far: for a fuzzer that reads millions of files. Not thread-safe. */
+void config_forget(void);
 void config_help(enum program program, FILE *out);
 const char *config_version(void); /* "sluice 0.1.0 (commit) backends: ref cpu" */
 

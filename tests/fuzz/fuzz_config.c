@@ -37,5 +37,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         int64_t v;
         config_list_value(c.threads, 1, &v, NULL);
     }
+    config_forget();
     return 0;
 }
