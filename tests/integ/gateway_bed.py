@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
+
+from runner import run  # noqa: F401 (tests take it from here)
 
 GATEWAY = os.path.join(os.environ.get("SLUICE_BIN", "build/bin"), "sluice-gateway")
 FAKE = os.environ.get("SLUICE_FAKE_COORDINATOR", "build/tests/fake_coordinator")
@@ -175,25 +176,6 @@ def events(text):
         elif part:
             out.append(part)
     return out
-
-
-def run(module):
-    """Runs every test_* of a module; the exit code is that of a test program."""
-    tests = [(n, f) for n, f in vars(module).items() if n.startswith("test_")]
-    chosen, failed = sys.argv[1:], 0
-    for name, test in tests:
-        if chosen and name not in chosen:
-            continue
-        started = time.monotonic()
-        try:
-            test()
-            print(f"ok    {name} ({time.monotonic() - started:.1f} s)", flush=True)
-        except Exception:
-            failed += 1
-            print(f"FAIL  {name}", flush=True)
-            traceback.print_exc()
-    print(f"{len(tests)} tests, {failed} failed")
-    return 1 if failed else 0
 
 
 __all__ = ["Bed", "GATEWAY", "events", "free_port", "read_all", "run", "sanitized", "signal", "subprocess", "unchunk", "wait_for"]

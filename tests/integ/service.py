@@ -21,8 +21,9 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import uuid
+
+from runner import run  # noqa: F401 (tests take it from here)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BIN = os.environ.get("SLUICE_BIN", os.path.join(HERE, "../../build/bin"))
@@ -511,22 +512,3 @@ def wait_for(what, seconds, name):
 def ids(n, seed):
     """A prompt of n ids that no other seed has."""
     return [rand_at(seed, i) % 256 + FIRST_BYTE for i in range(n)]
-
-
-def run(module):
-    """Runs every test_* of a module (or those named); the exit code is that of a test program."""
-    tests = [(n, f) for n, f in vars(module).items() if n.startswith("test_")]
-    chosen, failed = sys.argv[1:], 0
-    for name, test in tests:
-        if chosen and name not in chosen:
-            continue
-        started = time.monotonic()
-        try:
-            test()
-            print(f"ok    {name} ({time.monotonic() - started:.1f} s)", flush=True)
-        except Exception:
-            failed += 1
-            traceback.print_exc()
-            print(f"FAIL  {name} ({time.monotonic() - started:.1f} s)", flush=True)
-    print(f"{len(chosen) or len(tests)} tests, {failed} failed")
-    return 1 if failed else 0
