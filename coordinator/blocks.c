@@ -145,11 +145,6 @@ uint32_t blocks_needed(const struct blocks *b, uint32_t n_positions)
     return n_positions / b->kv_block + (n_positions % b->kv_block != 0);
 }
 
-uint32_t blocks_per_sequence(const struct blocks *b)
-{
-    return b->per_seq;
-}
-
 int blocks_ever_fit(const struct blocks *b, uint32_t n)
 {
     return n <= b->total && n <= b->per_seq;

@@ -40,7 +40,6 @@ void blocks_destroy(struct blocks *b);
 enum status blocks_reset(struct blocks *b, uint32_t n_blocks);
 
 uint32_t blocks_needed(const struct blocks *b, uint32_t n_positions); /* ceil */
-uint32_t blocks_per_sequence(const struct blocks *b);                 /* room of one table */
 /* Could a reservation of n blocks ever be met (n <= total and n <= a table's room)? Else the request is refused at once. */
 int blocks_ever_fit(const struct blocks *b, uint32_t n);
 

@@ -122,16 +122,12 @@ void engine__fail_queued(struct engine *e, const struct error *why)
         engine__end(e, LIST_ENTRY(it, struct request, link), REQUEST_FAILED, why);
 }
 
-static void cancelled(struct engine *e, struct request *r)
+/* A request that has ended, or was never taken, is left alone. */
+void engine__cancel(struct engine *e, struct request *r)
 {
     struct error why;
     error_set(&why, STATUS_CANCELLED, "the client left");
     engine__end(e, r, REQUEST_CANCELLED, &why);
-}
-
-void engine__cancel(struct engine *e, struct request *r)
-{
-    cancelled(e, r); /* a request that has ended, or was never taken, is left alone */
 }
 
 void engine__cancel_flagged(struct engine *e)
@@ -141,7 +137,7 @@ void engine__cancel_flagged(struct engine *e)
         LIST_EACH(it, lists[i]) {
             struct request *r = LIST_ENTRY(it, struct request, link);
             if (atomic_load(&r->cancelled))
-                cancelled(e, r);
+                engine__cancel(e, r);
         }
 }
 

@@ -257,11 +257,6 @@ struct sched_stats sched_stats(const struct sched *s)
     return st;
 }
 
-const struct cost_model *sched_costs(const struct sched *s)
-{
-    return &s->cost;
-}
-
 int sched__check(const struct sched *s, const char **why)
 {
     *why = NULL;

@@ -112,7 +112,6 @@ uint64_t sched_last_tick(const struct sched *s);
 /* Next position to be planned and rows in flight of a sequence; SLOT_STALE if gone. */
 enum status sched_progress(const struct sched *s, struct slot_ref ref, uint32_t *position, uint32_t *in_flight);
 struct sched_stats sched_stats(const struct sched *s);
-const struct cost_model *sched_costs(const struct sched *s);
 int sched__check(const struct sched *s, const char **why);
 
 #endif

@@ -98,11 +98,6 @@ uint32_t slots_count(const struct slots *s, enum slot_state state)
     return s->n_in[state];
 }
 
-uint32_t slots_total(const struct slots *s)
-{
-    return s->n_slots;
-}
-
 enum slot_state slots_at(const struct slots *s, uint32_t slot, uint64_t *seq)
 {
     CHECK(slot < s->n_slots);

@@ -50,7 +50,6 @@ enum status slots_begin_decoding(struct slots *s, struct slot_ref ref);
 enum status slots_release(struct slots *s, struct slot_ref ref);
 
 uint32_t slots_count(const struct slots *s, enum slot_state state);
-uint32_t slots_total(const struct slots *s);
 /* State of one slot and, where it is not free, its sequence id in *seq (else 0). slot in 0..n_slots-1. */
 enum slot_state slots_at(const struct slots *s, uint32_t slot, uint64_t *seq);
 /* "free", "reading", "decoding": the words of the status page. */

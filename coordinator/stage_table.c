@@ -50,11 +50,6 @@ void stage_table_destroy(struct stage_table *t)
     free(t);
 }
 
-uint32_t stage_table_size(const struct stage_table *t)
-{
-    return t->n_stages;
-}
-
 const struct stage_entry *stage_table_at(const struct stage_table *t, uint32_t stage)
 {
     CHECK(stage < t->n_stages);

@@ -58,7 +58,6 @@ struct stage_table;
 
 enum status stage_table_create(uint32_t n_stages, struct stage_table **out);
 void stage_table_destroy(struct stage_table *t);
-uint32_t stage_table_size(const struct stage_table *t);
 const struct stage_entry *stage_table_at(const struct stage_table *t, uint32_t stage);
 
 /* *id > 0. FULL: more streams than twice the stages and eight. */

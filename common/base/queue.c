@@ -103,10 +103,3 @@ void queue_wake(struct queue *q)
     pthread_mutex_unlock(&q->lock);
 }
 
-uint32_t queue_length(struct queue *q)
-{
-    pthread_mutex_lock(&q->lock);
-    uint32_t n = q->n;
-    pthread_mutex_unlock(&q->lock);
-    return n;
-}

@@ -26,6 +26,5 @@ enum status queue_pop(struct queue *q, void *message, int64_t deadline_ns);
 void queue_close(struct queue *q);
 /* Wakes one waiter, which returns STATUS_TIMEOUT early. */
 void queue_wake(struct queue *q);
-uint32_t queue_length(struct queue *q);
 
 #endif

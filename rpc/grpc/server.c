@@ -339,11 +339,6 @@ size_t rpc_server__services(const struct rpc_server *s, const char *names[RPC_MA
     return s->n_services;
 }
 
-struct rpc_loop *rpc_server__loop(struct rpc_server *s)
-{
-    return s->loop;
-}
-
 void rpc_server__set_health(struct rpc_server *s, struct health *h)
 {
     s->health = h;

@@ -29,8 +29,6 @@ enum status rpc_server__add_method(struct rpc_server *s, const struct rpc_method
 /* Name for health and reflection; on_end(service) when the server is destroyed. */
 enum status rpc_server__add_service(struct rpc_server *s, const char *name, void *service, void (*on_end)(void *service));
 size_t rpc_server__services(const struct rpc_server *s, const char *names[RPC_MAX_SERVICES]);
-struct rpc_loop *rpc_server__loop(struct rpc_server *s);
-const struct rpc_options *rpc_server__options(const struct rpc_server *s);
 void rpc_server__remove(struct rpc_server *s, struct rpc_call *c);
 
 /* health.c, reflection.c: part of every server. */
