@@ -202,29 +202,51 @@ static void refuse(struct engine *e, const struct engine_message *m)
     }
 }
 
+/* At most so many messages before plans are made again: a flood of one kind must not keep ticks waiting. */
+enum { MESSAGES_PER_TURN = 256 };
+
+/* m: the first message, NULL: none has come. 1: more are waiting. */
+static int turn_with(struct engine *e, struct engine_message *m, int64_t now)
+{
+    struct engine_message next;
+    e->now_ns = now;
+    int n = 0;
+    for (; m && n < MESSAGES_PER_TURN; n++) {
+        handle(e, m, now);
+        m = n + 1 < MESSAGES_PER_TURN && queue_pop(e->inbox, &next, 0) == STATUS_OK ? &next : NULL;
+    }
+    turn(e, now);
+    return n == MESSAGES_PER_TURN;
+}
+
+int64_t engine_step(struct engine *e, int64_t now_ns)
+{
+    struct engine_message m;
+    while (turn_with(e, queue_pop(e->inbox, &m, 0) == STATUS_OK ? &m : NULL, now_ns))
+        ;
+    return wake_at(e, now_ns);
+}
+
+static void finish_inbox(struct engine *e)
+{
+    struct engine_message m;
+    end_all(e);
+    engine__publish(e, e->now_ns);
+    queue_close(e->inbox);
+    while (queue_pop(e->inbox, &m, 0) == STATUS_OK)
+        refuse(e, &m);
+}
+
 static void *run(void *arg)
 {
     struct engine *e = arg;
     struct engine_message m;
     while (!atomic_load(&e->stopping)) {
-        int64_t now = clock_now_ns();
-        enum status s = queue_pop(e->inbox, &m, wake_at(e, now));
-        now = clock_now_ns();
-        for (int n = 0; s == STATUS_OK && n < 256; n++) {
-            handle(e, &m, now);
-            s = queue_pop(e->inbox, &m, 0);
-            if (s == STATUS_OK && n == 255) {
-                handle(e, &m, now);
-                break;
-            }
-        }
-        turn(e, now);
+        enum status s = queue_pop(e->inbox, &m, wake_at(e, clock_now_ns()));
+        turn_with(e, s == STATUS_OK ? &m : NULL, clock_now_ns());
     }
-    end_all(e);
-    engine__publish(e, clock_now_ns());
-    queue_close(e->inbox);
-    while (queue_pop(e->inbox, &m, 0) == STATUS_OK)
-        refuse(e, &m);
+    e->now_ns = clock_now_ns();
+    finish_inbox(e);
     return NULL;
 }
 
@@ -319,8 +341,9 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     if (s == STATUS_OK && (s = create_rings(e)) != STATUS_OK)
         error_set(err, s, "no memory for the engine");
     if (s == STATUS_OK) {
-        engine__publish(e, clock_now_ns());
-        e->started = pthread_create(&e->thread, NULL, run, e) == 0;
+        e->now_ns = o->manual ? 0 : clock_now_ns();
+        engine__publish(e, e->now_ns);
+        e->started = o->manual || pthread_create(&e->thread, NULL, run, e) == 0;
         if (!e->started)
             s = error_set(err, STATUS_OUT_OF_MEMORY, "the engine's thread cannot be started");
     }
@@ -336,10 +359,14 @@ void engine_stop(struct engine *e)
 {
     if (!e->started)
         return;
+    e->started = 0;
+    if (e->o.manual) {
+        finish_inbox(e);
+        return;
+    }
     atomic_store(&e->stopping, 1);
     queue_wake(e->inbox);
     pthread_join(e->thread, NULL);
-    e->started = 0;
 }
 
 void engine_destroy(struct engine *e)

@@ -36,9 +36,13 @@ struct engine_options {
     const struct tokenizer *tokenizer;
     const struct split *split;
     const char *model_name;            /* told in ACCEPTED; lives as long as the engine */
+    int manual;                        /* no thread: the caller runs engine_step, on a clock of his own (simulation) */
 };
 
 enum status engine_create(const struct engine_options *o, struct engine **out, struct error *err);
+/* Manual engines only: handles what has come and does one turn at now_ns (never falling, > 0); the engine reads no other clock.
+ * Returns when to call next at the latest, if nothing comes before. One thread makes all calls then. */
+int64_t engine_step(struct engine *e, int64_t now_ns);
 /* Ends everything now: requests get their terminal event, ports are closed, the thread is joined. Calls that come later are
  * refused (submit) or ignored, so that the gRPC side can be taken down after it. */
 void engine_stop(struct engine *e);

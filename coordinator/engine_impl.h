@@ -62,6 +62,7 @@ struct engine {
     uint32_t n_stages, n_slots, context, max_rows, window;
     pthread_t thread;
     int started;
+    int64_t now_ns;                /* of the turn under way */
 
     struct queue *inbox;           /* any thread */
     struct queue *free_results;    /* any thread: struct result * */

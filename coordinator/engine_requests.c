@@ -84,7 +84,7 @@ static void count_end(struct engine *e, const struct request *r, enum request_st
         m->failed++;
     if (err && err->status == STATUS_QUEUE_WAIT)
         m->rejected[REJECT_QUEUE_WAIT]++;
-    histogram_add(&m->e2e, seconds(r->arrived_ns, clock_now_ns()), 1);
+    histogram_add(&m->e2e, seconds(r->arrived_ns, e->now_ns), 1);
 }
 
 void engine__end(struct engine *e, struct request *r, enum request_state state, const struct error *err)

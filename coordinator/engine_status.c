@@ -115,7 +115,7 @@ void engine__publish(struct engine *e, int64_t now)
 /* It publishes at least every 50 ms. One that has not for so long decides nothing any more, whatever it last said. */
 static int alive(const struct engine *e)
 {
-    return clock_now_ns() - (int64_t)atomic_load(&e->alive_ns) < 2 * NS_PER_S;
+    return e->o.manual || clock_now_ns() - (int64_t)atomic_load(&e->alive_ns) < 2 * NS_PER_S;
 }
 
 void engine_status(struct engine *e, struct service_status *out)
