@@ -261,7 +261,8 @@ static int admit_one(struct engine *e, int64_t now)
     }
     CHECK(slots_acquire(e->slots, &r->ref) == STATUS_OK);
     CHECK(blocks_open(e->blocks, r->ref, need) == STATUS_OK);
-    CHECK(sched_add(e->sched, r->ref, r->n_prompt, r->answer_limit, ++e->next_order) == STATUS_OK);
+    const struct sched_sequence q = {.n_prompt = r->n_prompt, .n_answer = r->answer_limit, .order = ++e->next_order, .limit = UINT32_MAX};
+    CHECK(sched_add(e->sched, r->ref, &q) == STATUS_OK);
     admission_start(e->admission, item);
     e->by_slot[r->ref.slot] = r;
     list_remove(&r->link);

@@ -135,6 +135,7 @@ static void fill_plan(struct engine *e, const struct sched_plan *sp)
 
 void engine__send_ticks(struct engine *e, int64_t now)
 {
+    sched_clock(e->sched, (double)now / 1000);
     while (pipeline_running(e->pipeline) && sched_plan(e->sched, e->sched_plan)) {
         fill_plan(e, e->sched_plan);
         sched_commit(e->sched, e->sched_plan);
@@ -198,7 +199,8 @@ void engine__result(struct engine *e, const struct result *r, int64_t now)
         return;
     }
     engine__timing(e, &r->timing);
-    sched_retire(e->sched, r->tick);
+    sched_clock(e->sched, (double)now / 1000);
+    sched_retire(e->sched, r->tick, NULL);
     blocks_retire(e->blocks, r->tick);
     uint32_t rows = 0;
     for (uint32_t i = 0; i < f->n_runs; i++) {

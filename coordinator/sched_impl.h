@@ -20,7 +20,8 @@ struct sched_entry {
     uint32_t position;    /* of the next row to be planned; below n_prompt: it reads */
     uint32_t n_prompt, end;
     uint32_t in_flight;   /* runs */
-    uint32_t paused, unused;
+    uint32_t paused, limit, cut, run_rows;
+    uint32_t needs_host, host_ready, unused;
 };
 
 struct sched_flight {
@@ -43,6 +44,7 @@ struct sched {
     uint64_t oldest_order; /* whose credit that is */
     double period_us, tau_us; /* of the newest tick, for status */
     uint32_t stall_unmet, unused;
+    double now_us;
 };
 
 struct sched_entry *sched__entries(const struct sched *s); /* [n_slots] */

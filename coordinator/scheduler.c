@@ -144,14 +144,49 @@ static struct sched_entry *find(const struct sched *s, struct slot_ref ref)
     return &sched__entries(s)[ref.slot];
 }
 
-enum status sched_add(struct sched *s, struct slot_ref ref, uint32_t n_prompt, uint32_t n_answer, uint64_t order)
+enum status sched_add(struct sched *s, struct slot_ref ref, const struct sched_sequence *q)
 {
-    CHECK(ref.slot < s->opt.n_slots && ref.seq != 0 && n_prompt >= 1 && n_answer >= 1 && n_answer <= UINT32_MAX - n_prompt);
+    CHECK(ref.slot < s->opt.n_slots && ref.seq != 0 && q->n_prompt >= 1 && q->position < q->n_prompt);
+    CHECK(q->n_answer >= 1 && q->n_answer <= UINT32_MAX - q->n_prompt);
     struct sched_entry *e = &sched__entries(s)[ref.slot];
     if (e->seq != 0)
         return STATUS_SLOTS_BUSY;
-    *e = (struct sched_entry){.seq = ref.seq, .order = order, .n_prompt = n_prompt, .end = n_prompt + n_answer - 1};
-    trace_event("sched add", ref.slot, (int64_t)ref.seq, n_prompt, n_answer);
+    *e = (struct sched_entry){.seq = ref.seq,
+                              .order = q->order,
+                              .position = q->position,
+                              .n_prompt = q->n_prompt,
+                              .end = q->n_prompt + q->n_answer - 1,
+                              .limit = q->limit,
+                              .run_rows = q->run_rows > 1 ? q->run_rows : 1,
+                              .needs_host = q->needs_host != 0};
+    trace_event("sched add", ref.slot, (int64_t)ref.seq, q->n_prompt, q->n_answer);
+    return STATUS_OK;
+}
+
+enum status sched_set_limit(struct sched *s, struct slot_ref ref, uint32_t n_positions)
+{
+    struct sched_entry *e = find(s, ref);
+    if (!e)
+        return STATUS_SLOT_STALE;
+    e->limit = n_positions;
+    return STATUS_OK;
+}
+
+enum status sched_set_cut(struct sched *s, struct slot_ref ref, uint32_t position)
+{
+    struct sched_entry *e = find(s, ref);
+    if (!e)
+        return STATUS_SLOT_STALE;
+    e->cut = position;
+    return STATUS_OK;
+}
+
+enum status sched_host_ready(struct sched *s, struct slot_ref ref)
+{
+    struct sched_entry *e = find(s, ref);
+    if (!e)
+        return STATUS_SLOT_STALE;
+    e->host_ready = 1;
     return STATUS_OK;
 }
 
@@ -216,8 +251,14 @@ void sched_commit(struct sched *s, const struct sched_plan *p)
     ASSERT(sched__check(s, &(const char *){0}));
 }
 
-enum status sched_retire(struct sched *s, uint64_t tick)
+void sched_clock(struct sched *s, double now_us)
 {
+    s->now_us = now_us > s->now_us ? now_us : s->now_us;
+}
+
+enum status sched_retire(struct sched *s, uint64_t tick, const uint32_t *accepted)
+{
+    (void)accepted;
     if (s->in_flight == 0 || tick != s->next_tick - s->in_flight)
         return STATUS_STALE;
     const struct slot_ref *runs = flight_runs(s, tick);

@@ -21,7 +21,7 @@
 
 #include "common/base/status.h"
 
-enum { SLOTS_MAX = 1024 };
+enum { SLOTS_MAX = 4096 };
 
 enum slot_state {
     SLOT_FREE,     /* in nobody's hands */

@@ -110,7 +110,7 @@ static void retire_tick(struct sim *m)
 {
     uint32_t n_stages = m->o->sched.n_stages;
     struct flight *f = flight_of(m, m->oldest);
-    CHECK(sched_retire(m->sched, f->tick) == STATUS_OK);
+    CHECK(sched_retire(m->sched, f->tick, NULL) == STATUS_OK);
     for (uint32_t i = 0; i < n_stages && m->o->learn; i++)
         sched_timing(m->sched, i, f->tick, f->cost_us[i]);
     m->oldest++;
@@ -136,7 +136,7 @@ static void admit(struct sim *m)
             return;
         m->of_slot[m->refs[r].slot] = (int)r;
         m->out->tokens[r].started_us = m->now_us;
-        CHECK(sched_add(m->sched, m->refs[r], m->requests[r].n_prompt, m->requests[r].n_answer, r) == STATUS_OK);
+        CHECK(sched_add(m->sched, m->refs[r], &(struct sched_sequence){.n_prompt = m->requests[r].n_prompt, .n_answer = m->requests[r].n_answer, .order = r, .limit = UINT32_MAX}) == STATUS_OK);
         m->n_started++;
     }
 }

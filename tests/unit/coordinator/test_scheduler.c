@@ -48,8 +48,8 @@ static void a_prompt_is_read_and_its_rows_follow_without_the_coordinator(void **
     struct sched *s = with(&two_stages, &p);
     struct slot_ref ref = {.slot = 3, .seq = 9};
     assert_int_equal(sched_plan(s, p), 0);
-    assert_int_equal(sched_add(s, ref, 10, 4, 1), STATUS_OK);
-    assert_int_equal(sched_add(s, ref, 10, 4, 1), STATUS_SLOTS_BUSY);
+    assert_int_equal(sched_add(s, ref, &(struct sched_sequence){.n_prompt = 10, .n_answer = 4, .order = 1, .limit = UINT32_MAX}), STATUS_OK);
+    assert_int_equal(sched_add(s, ref, &(struct sched_sequence){.n_prompt = 10, .n_answer = 4, .order = 1, .limit = UINT32_MAX}), STATUS_SLOTS_BUSY);
 
     assert_int_equal(sched_plan(s, p), 1);
     assert_int_equal(p->tick, 1);
@@ -68,14 +68,14 @@ static void a_prompt_is_read_and_its_rows_follow_without_the_coordinator(void **
     sched_commit(s, p);
     assert_int_equal(sched_plan(s, p), 0); /* two of its rows are in flight */
 
-    assert_int_equal(sched_retire(s, 2), STATUS_STALE);
-    assert_int_equal(sched_retire(s, 1), STATUS_OK);
+    assert_int_equal(sched_retire(s, 2, NULL), STATUS_STALE);
+    assert_int_equal(sched_retire(s, 1, NULL), STATUS_OK);
     assert_int_equal(sched_plan(s, p), 1);
     assert_int_equal(p->runs[0].kv_index, 11);
     assert_int_equal(p->runs[0].from_tick, 2);
     sched_commit(s, p);
-    assert_int_equal(sched_retire(s, 2), STATUS_OK);
-    assert_int_equal(sched_retire(s, 3), STATUS_OK);
+    assert_int_equal(sched_retire(s, 2, NULL), STATUS_OK);
+    assert_int_equal(sched_retire(s, 3, NULL), STATUS_OK);
     assert_int_equal(sched_plan(s, p), 1);
     assert_int_equal(p->runs[0].kv_index, 12);
     assert_int_equal(p->runs[0].source, SOURCE_IDS); /* the coordinator has its id by now */
@@ -90,7 +90,7 @@ static void an_answer_of_one_token_needs_no_row(void **state)
     (void)state;
     struct sched_plan *p;
     struct sched *s = with(&two_stages, &p);
-    assert_int_equal(sched_add(s, (struct slot_ref){0, 1}, 5, 1, 1), STATUS_OK);
+    assert_int_equal(sched_add(s, (struct slot_ref){0, 1}, &(struct sched_sequence){.n_prompt = 5, .n_answer = 1, .order = 1, .limit = UINT32_MAX}), STATUS_OK);
     assert_int_equal(sched_plan(s, p), 1);
     sched_commit(s, p);
     assert_int_equal(sched_plan(s, p), 0);
@@ -104,13 +104,13 @@ static void a_removed_sequence_has_no_more_rows_and_its_slot_serves_another(void
     struct sched *s = with(&two_stages, &p);
     uint32_t position, in_flight;
     struct slot_ref first = {2, 5}, next = {2, 6};
-    assert_int_equal(sched_add(s, first, 40, 9, 1), STATUS_OK);
+    assert_int_equal(sched_add(s, first, &(struct sched_sequence){.n_prompt = 40, .n_answer = 9, .order = 1, .limit = UINT32_MAX}), STATUS_OK);
     assert_int_equal(sched_plan(s, p), 1);
     sched_commit(s, p);
     assert_int_equal(sched_remove(s, first), STATUS_OK);
     assert_int_equal(sched_remove(s, first), STATUS_SLOT_STALE);
-    assert_int_equal(sched_add(s, next, 7, 2, 2), STATUS_OK);
-    assert_int_equal(sched_retire(s, 1), STATUS_OK); /* of the first: touches nobody */
+    assert_int_equal(sched_add(s, next, &(struct sched_sequence){.n_prompt = 7, .n_answer = 2, .order = 2, .limit = UINT32_MAX}), STATUS_OK);
+    assert_int_equal(sched_retire(s, 1, NULL), STATUS_OK); /* of the first: touches nobody */
     assert_int_equal(sched_progress(s, next, &position, &in_flight), STATUS_OK);
     assert_int_equal(position + in_flight, 0);
     assert_int_equal(sched_plan(s, p), 1);
@@ -124,7 +124,7 @@ static void a_paused_stream_stands_still(void **state)
     struct sched_plan *p;
     struct sched *s = with(&two_stages, &p);
     struct slot_ref ref = {0, 1};
-    assert_int_equal(sched_add(s, ref, 5, 100, 1), STATUS_OK);
+    assert_int_equal(sched_add(s, ref, &(struct sched_sequence){.n_prompt = 5, .n_answer = 100, .order = 1, .limit = UINT32_MAX}), STATUS_OK);
     assert_int_equal(sched_plan(s, p), 1);
     sched_commit(s, p);
     assert_int_equal(sched_pause(s, ref, 1), STATUS_OK);
@@ -139,7 +139,7 @@ static void a_reset_starts_the_ticks_anew_and_keeps_the_costs(void **state)
     (void)state;
     struct sched_plan *p;
     struct sched *s = with(&two_stages, &p);
-    assert_int_equal(sched_add(s, (struct slot_ref){0, 1}, 500, 100, 1), STATUS_OK);
+    assert_int_equal(sched_add(s, (struct slot_ref){0, 1}, &(struct sched_sequence){.n_prompt = 500, .n_answer = 100, .order = 1, .limit = UINT32_MAX}), STATUS_OK);
     double cost = 0;
     for (int i = 0; i < 3; i++) {
         assert_int_equal(sched_plan(s, p), 1);
@@ -150,8 +150,8 @@ static void a_reset_starts_the_ticks_anew_and_keeps_the_costs(void **state)
     sched_reset(s);
     assert_int_equal(sched_plan(s, p), 0);
     assert_int_equal(sched_stats(s).in_flight, 0);
-    assert_int_equal(sched_retire(s, 1), STATUS_STALE);
-    assert_int_equal(sched_add(s, (struct slot_ref){0, 2}, 500, 100, 1), STATUS_OK);
+    assert_int_equal(sched_retire(s, 1, NULL), STATUS_STALE);
+    assert_int_equal(sched_add(s, (struct slot_ref){0, 2}, &(struct sched_sequence){.n_prompt = 500, .n_answer = 100, .order = 1, .limit = UINT32_MAX}), STATUS_OK);
     assert_int_equal(sched_plan(s, p), 1);
     assert_int_equal(p->tick, 1);
     assert_true(p->cost_us[0] == cost);
@@ -165,11 +165,11 @@ static void pieces_fill_tiles_unless_they_are_the_last(void **state)
     struct sched *s = with(&two_stages, &p);
     uint64_t oldest = 1;
     for (uint32_t i = 0; i < 3; i++)
-        assert_int_equal(sched_add(s, (struct slot_ref){i, i + 1}, 300 + 7 * i, 5, i), STATUS_OK);
+        assert_int_equal(sched_add(s, (struct slot_ref){i, i + 1}, &(struct sched_sequence){.n_prompt = 300 + 7 * i, .n_answer = 5, .order = i, .limit = UINT32_MAX}), STATUS_OK);
     int n_cut = 0;
     while (sched_plan(s, p) || sched_stats(s).in_flight) {
         if (sched_stats(s).in_flight == 3 || !sched_plan(s, p)) {
-            assert_int_equal(sched_retire(s, oldest++), STATUS_OK);
+            assert_int_equal(sched_retire(s, oldest++, NULL), STATUS_OK);
             continue;
         }
         const struct sched_run *last = &p->runs[p->n_runs - 1];
@@ -239,7 +239,7 @@ static void random_step(struct follower *f, struct sched *s, const struct sched_
         f->n_answer[slot] = 1 + (r >> 40) % 30;
         f->next[slot] = 0;
         f->last[slot] = 0;
-        assert_int_equal(sched_add(s, f->ref[slot], f->n_prompt[slot], f->n_answer[slot], f->next_seq), STATUS_OK);
+        assert_int_equal(sched_add(s, f->ref[slot], &(struct sched_sequence){.n_prompt = f->n_prompt[slot], .n_answer = f->n_answer[slot], .order = f->next_seq, .limit = UINT32_MAX}), STATUS_OK);
         break;
     case 2:
         if (f->ref[slot].seq && (f->next[slot] == f->n_prompt[slot] + f->n_answer[slot] - 1 || (r >> 40) % 16 == 0)) {
@@ -252,7 +252,7 @@ static void random_step(struct follower *f, struct sched *s, const struct sched_
         if (f->oldest <= f->newest) {
             for (uint32_t i = 0; i < o->n_stages; i++)
                 sched_timing(s, i, f->oldest, 3000 + (double)(r >> 30) / 1e6);
-            assert_int_equal(sched_retire(s, f->oldest++), STATUS_OK);
+            assert_int_equal(sched_retire(s, f->oldest++, NULL), STATUS_OK);
         }
         break;
     case 5:
@@ -339,18 +339,18 @@ static struct sched *busy_scheduler(uint32_t n_stages, struct sched_plan **p)
     o.max_rows = 512;
     struct sched *s = with(&o, p);
     for (uint32_t i = 0; i < 248; i++)
-        assert_int_equal(sched_add(s, (struct slot_ref){i, i + 1}, 3 + i % 5, 1000, i), STATUS_OK);
+        assert_int_equal(sched_add(s, (struct slot_ref){i, i + 1}, &(struct sched_sequence){.n_prompt = 3 + i % 5, .n_answer = 1000, .order = i, .limit = UINT32_MAX}), STATUS_OK);
     uint64_t oldest = 1;
     for (int i = 0; i < 400; i++) {
         if (sched_plan(s, *p))
             sched_commit(s, *p);
         else
-            assert_int_equal(sched_retire(s, oldest++), STATUS_OK);
+            assert_int_equal(sched_retire(s, oldest++, NULL), STATUS_OK);
     }
     while (sched_stats(s).in_flight > 1)
-        assert_int_equal(sched_retire(s, oldest++), STATUS_OK);
+        assert_int_equal(sched_retire(s, oldest++, NULL), STATUS_OK);
     for (uint32_t i = 248; i < 256; i++)
-        assert_int_equal(sched_add(s, (struct slot_ref){i, i + 1}, 5000 + i, 1000, i), STATUS_OK);
+        assert_int_equal(sched_add(s, (struct slot_ref){i, i + 1}, &(struct sched_sequence){.n_prompt = 5000 + i, .n_answer = 1000, .order = i, .limit = UINT32_MAX}), STATUS_OK);
     return s;
 }
 
