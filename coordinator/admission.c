@@ -183,14 +183,46 @@ struct admission_item *admission_next(struct admission *a)
     return NULL;
 }
 
-void admission_start(struct admission *a, struct admission_item *item)
+/* The order across clients does not look at what they were served yet: first come, first served. */
+void admission_start(struct admission *a, struct admission_item *item, uint32_t n_uncached)
 {
+    (void)n_uncached;
     CHECK(list_linked(&item->link));
     unlink_item(a, item);
     client_count(a, item->client, 0, 1); /* first, so that the entry does not go and come */
     client_count(a, item->client, -1, 0);
     item->running = 1;
     a->n_running++;
+    ASSERT(admission__check(a, &(const char *){0}));
+}
+
+void admission_charge(struct admission *a, struct admission_item *item, uint32_t n_tokens)
+{
+    (void)a, (void)n_tokens;
+    CHECK(item->running);
+}
+
+/* Before all that arrived later, wherever their clients. */
+static void link_by_arrival(struct admission *a, struct admission_item *item)
+{
+    struct list *at = a->waiting.next;
+    while (at != &a->waiting && LIST_ENTRY(at, struct admission_item, link)->arrived_ns < item->arrived_ns)
+        at = at->next;
+    list_push_back(at, &item->link);
+}
+
+void admission_park(struct admission *a, struct admission_item *item, int64_t now_ns)
+{
+    (void)now_ns;
+    CHECK(item->running && !list_linked(&item->link));
+    item->running = 0;
+    a->n_running--;
+    item->resumed = 1;
+    item->deadline_ns = INT64_MAX;
+    link_by_arrival(a, item);
+    count_waiting(a, item, 1);
+    client_count(a, item->client, 1, 0);
+    client_count(a, item->client, 0, -1);
     ASSERT(admission__check(a, &(const char *){0}));
 }
 
@@ -258,6 +290,11 @@ void admission_served(struct admission *a, uint32_t n_tokens, int64_t now_ns)
 void admission_answered(struct admission *a, uint32_t n_tokens)
 {
     a->answer_mean = a->answer_mean == 0 ? n_tokens : 0.9 * a->answer_mean + 0.1 * n_tokens;
+}
+
+uint32_t admission_mean_answer(const struct admission *a)
+{
+    return a->answer_mean == 0 ? 0 : (uint32_t)ceil(a->answer_mean);
 }
 
 int admission_retry_after_s(const struct admission *a)

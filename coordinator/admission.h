@@ -1,14 +1,18 @@
 /* coordinator/admission.h - who waits, for how long, and who is next.
  *
- * Purpose    The bounded queue in front of the slots: first come, first served; a client over its own limits is told so or
- *            passed over, nobody else is. It does not know slots or blocks: the engine asks for the next one, looks
- *            whether it fits now, and starts it. The first in line is never overtaken because it is large. Issue 4
- *            replaces the order across clients behind admission_next.
- * Ownership  admission_create/admission_destroy. Items are the caller's (part of a request); they are linked while waiting.
- * Threading  Engine thread only; pure of clocks: the caller says what time it is.
- * Invariants 1. n_waiting and n_tokens are the sums over the list; first admissions among them stay within the limits.
- *            2. Per client: waiting and running are the counts of its items; a client with neither has no entry.
- *            3. Arrival order is list order.
+ * Purpose    The bounded queue in front of the slots. First come, first served within a client; across clients by counters
+ *            of tokens served (virtual token counters: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024);
+ *            two classes, batch with 1/8 of the weight of interactive. It does not know slots or blocks: the engine asks for
+ *            the next one, looks whether it fits now, and starts it. The next one is never overtaken because it is large.
+ * Ownership  admission_create/admission_destroy. Items are the caller's (part of a request); they are linked while waiting,
+ *            and must stay where they are until they are finished or removed. Nothing allocates after create.
+ * Threading  Engine thread only; pure of clocks: the caller says what time it is. Where a call takes no time it is that of
+ *            the latest call that took one.
+ * Invariants 1. n_waiting and n_tokens are the sums over the waiting; first admissions among them stay within the limits.
+ *            2. Per client: waiting and running are the counts of its items. Who has neither is idle: its counters are kept,
+ *               the least recently used ones go when their place is needed.
+ *            3. A client's waiting items of one class are in order of arrival, those that were admitted before first.
+ *            4. A client that comes back is lifted to the level of those who wait: time away earns nothing.
  * Errors     QUEUE_FULL and CLIENT_LIMIT, with err->retry_after_s set (1..60). A passed deadline is QUEUE_WAIT, made by the
  *            engine with admission_retry_after_s.
  */
@@ -21,6 +25,8 @@
 #include "common/base/list.h"
 
 struct admission;
+
+enum { ADMISSION_BATCH_DIVISOR = 8 }; /* batch has this part of the weight of interactive */
 
 struct admission_limits {
     uint32_t queue_requests; /* waiting requests, 0 allowed */
@@ -36,8 +42,9 @@ struct admission_item {
     uint64_t client;         /* hash of the client's identity */
     uint32_t n_prompt;       /* tokens */
     uint32_t n_answer_max;
-    int resumed;             /* was admitted before: passes the queue's caps (design.md) */
-    int64_t deadline_ns;     /* caller may set an earlier one; 0: push sets arrived + queue_wait */
+    int batch;               /* the class: 0 interactive */
+    int resumed;             /* was admitted before: passes every cap (design.md) and is not charged for its prompt again */
+    int64_t deadline_ns;     /* in: the request's own, 0: none. Waiting: the earlier of it and the longest wait (not if resumed) */
     int64_t arrived_ns;      /* set by push */
     /* admission's own */
     uint32_t position, client_entry;
@@ -45,39 +52,48 @@ struct admission_item {
 };
 
 struct admission_stats {
-    uint32_t n_waiting, n_running, n_clients;
+    uint32_t n_waiting, n_running, n_clients; /* n_clients: with waiting or running items */
     uint64_t n_tokens;       /* prompt tokens waiting */
-    int64_t oldest_ns;       /* arrival of the longest waiting one, 0: none */
+    int64_t oldest_ns;       /* since when the longest waiting one waits, 0: none */
     double tokens_per_s;     /* measured rate: prompt and answer tokens; 0: not measured yet */
 };
 
 enum status admission_create(const struct admission_limits *l, struct admission **out);
 void admission_destroy(struct admission *a);
 
-/* The item waits at the end. may_start: nobody waits and it could start at once (a slot and blocks are free), so the
- * queue's caps do not count. On error it is not linked. */
+/* The item waits. may_start: it could start at once (a slot and blocks are free); the queue's caps then do not count if
+ * nobody waits. On error it is not linked. */
 enum status admission_push(struct admission *a, struct admission_item *item, int may_start, int64_t now_ns, struct error *err);
-/* Leaves the queue without starting (cancel, deadline): O(1). Nothing if it does not wait. */
+/* Leaves the queue without starting (cancel, deadline). Nothing if it does not wait. */
 void admission_remove(struct admission *a, struct admission_item *item);
-/* The first in line whose client is under --client-slots; NULL: none. It stays in the queue until started. */
+/* Whose turn it is, among clients under their slots; NULL: none. It stays in the queue until started. */
 struct admission_item *admission_next(struct admission *a);
-/* Leaves the queue for a slot; its client's running count grows until admission_finish. */
-void admission_start(struct admission *a, struct admission_item *item);
-/* A started item has left its slot. */
+/* Leaves the queue for a slot; its client's running count grows until admission_finish. n_uncached: prompt tokens that must
+ * be read, charged to the client unless the item is resumed. */
+void admission_start(struct admission *a, struct admission_item *item, uint32_t n_uncached);
+/* A running item was served n answer tokens, or n tokens to read again that its client is to pay for. */
+void admission_charge(struct admission *a, struct admission_item *item, uint32_t n_tokens);
+/* A running item loses its slot and waits again, as resumed. Cannot fail. */
+void admission_park(struct admission *a, struct admission_item *item, int64_t now_ns);
+/* A started item has left its slot for good. */
 void admission_finish(struct admission *a, struct admission_item *item);
 
 /* A waiting item whose deadline has passed, NULL: none. It stays until removed. */
 struct admission_item *admission_expired(struct admission *a, int64_t now_ns);
-/* Earliest deadline, INT64_MAX: none. May be early (a removed item's), never late. */
+/* Earliest deadline of a waiting item, INT64_MAX: none. */
 int64_t admission_deadline(const struct admission *a);
-/* 1: next in line. 0: it does not wait. One walk over the queue after a change, then O(1). */
+/* Its rank in the order in which admission_next and admission_start would take the waiting ones now; those whose client has
+ * all its slots come last. 0: it does not wait. One walk over the queue, n log n, after a change; then O(1). */
 uint32_t admission_position(struct admission *a, const struct admission_item *item);
 
 /* Tokens that passed the pipeline (prompt rows read and answer rows), for the measured rate. Call per retired tick. */
 void admission_served(struct admission *a, uint32_t n_tokens, int64_t now_ns);
-/* An answer ended with n tokens: the mean length is part of the predicted queued work. */
+/* An answer ended with n tokens: their mean length is part of the predicted work. */
 void admission_answered(struct admission *a, uint32_t n_tokens);
-/* Predicted queued work / measured rate, 1..60. */
+/* 0: none ended yet. */
+uint32_t admission_mean_answer(const struct admission *a);
+/* Predicted time until a place in the queue is free for one who is refused now or, if one is free, until those who wait now
+ * have started. 1..60. */
 int admission_retry_after_s(const struct admission *a);
 
 struct admission_stats admission_stats(const struct admission *a);

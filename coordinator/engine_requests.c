@@ -190,6 +190,7 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
         .client = client_hash(r->client),
         .n_prompt = r->n_prompt,
         .n_answer_max = r->answer_limit,
+        .batch = r->batch_priority,
         .deadline_ns = 0,
     };
     if (r->deadline_ns && r->deadline_ns < now + e->o.config->queue_wait_ms * NS_PER_MS)
@@ -263,7 +264,7 @@ static int admit_one(struct engine *e, int64_t now)
     CHECK(blocks_open(e->blocks, r->ref, need) == STATUS_OK);
     const struct sched_sequence q = {.n_prompt = r->n_prompt, .n_answer = r->answer_limit, .order = ++e->next_order, .limit = UINT32_MAX};
     CHECK(sched_add(e->sched, r->ref, &q) == STATUS_OK);
-    admission_start(e->admission, item);
+    admission_start(e->admission, item, r->n_prompt);
     e->by_slot[r->ref.slot] = r;
     list_remove(&r->link);
     list_push_back(&e->running, &r->link);

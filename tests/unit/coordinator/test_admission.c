@@ -34,14 +34,14 @@ static void first_come_is_first_served(void **state)
         assert_int_equal(admission_push(a, &i[k], 0, k + 1, NULL), STATUS_OK);
     assert_int_equal(admission_position(a, &i[2]), 3);
     assert_ptr_equal(admission_next(a), &i[0]);
-    admission_start(a, &i[0]);
+    admission_start(a, &i[0], 5);
     assert_int_equal(admission_position(a, &i[0]), 0);
     assert_int_equal(admission_position(a, &i[2]), 2);
     admission_remove(a, &i[1]); /* cancelled */
     admission_remove(a, &i[1]);
     assert_ptr_equal(admission_next(a), &i[2]);
     assert_int_equal(admission_position(a, &i[2]), 1);
-    admission_start(a, &i[2]);
+    admission_start(a, &i[2], 5);
     assert_null(admission_next(a));
     admission_finish(a, &i[0]);
     admission_finish(a, &i[2]);
@@ -90,7 +90,7 @@ static void what_can_start_at_once_needs_no_queue(void **state)
     struct admission_item one = item(1, 500), two = item(1, 5);
     assert_int_equal(admission_push(a, &one, 1, 1, NULL), STATUS_OK);
     assert_int_equal(admission_push(a, &two, 1, 1, NULL), STATUS_QUEUE_FULL); /* behind one, which has not started */
-    admission_start(a, &one);
+    admission_start(a, &one, 5);
     assert_int_equal(admission_push(a, &two, 1, 1, NULL), STATUS_OK);
     admission_destroy(a);
 }
@@ -104,7 +104,7 @@ static void a_client_over_its_limits_is_refused_or_passed_over(void **state)
     struct admission_item mine[4] = {item(1, 5), item(1, 5), item(1, 5), item(1, 5)}, other = item(2, 5);
     struct error err;
     assert_int_equal(admission_push(a, &mine[0], 0, 1, NULL), STATUS_OK);
-    admission_start(a, &mine[0]);
+    admission_start(a, &mine[0], 5);
     assert_int_equal(admission_push(a, &mine[1], 0, 1, NULL), STATUS_OK);
     assert_int_equal(admission_push(a, &mine[2], 0, 1, NULL), STATUS_OK);
     assert_int_equal(admission_push(a, &mine[3], 0, 1, &err), STATUS_CLIENT_LIMIT);
@@ -182,7 +182,7 @@ static void sums_hold_over_random_comings_and_goings(void **state)
             (void)admission_push(a, x, n_running < 4, step + 1, NULL);
         }
         while (n_running < l.n_slots && (next = admission_next(a)) != NULL && (r >> 32 & 1)) {
-            admission_start(a, next);
+            admission_start(a, next, 5);
             n_running++;
         }
         for (struct admission_item *late; (late = admission_expired(a, step + 1)) != NULL;)
