@@ -5,119 +5,199 @@
 
 #include "common/base/check.h"
 #include "common/base/error.h"
+#include "coordinator/blocks_impl.h"
 
-enum { NO_BLOCK = UINT32_MAX };
+/* --- lists ------------------------------------------------------------------------------------------------------------------ */
 
-struct table {
-    uint64_t seq;        /* 0: nobody's */
-    uint32_t n_blocks;   /* in the table */
-    uint32_t n_reserved; /* it may grow to so many */
-};
-
-struct blocks {
-    uint32_t kv_block, n_slots, per_seq;
-    uint32_t capacity;          /* of next and drain_tick; total is at most that */
-    uint32_t total, n_free, n_draining, n_live, promised;
-    uint32_t free_head;         /* stack through next[] */
-    uint32_t drain_head, drain_tail; /* queue through next[] */
-    uint64_t retired;           /* newest tick that blocks_retire has seen */
-    uint32_t *next;
-    uint64_t *drain_tick;
-    uint32_t *entries;          /* [n_slots][per_seq] */
-    struct table table[];
-};
-
-static uint32_t *entries_of(const struct blocks *b, uint32_t slot)
+/* Takes a block out of the list of its state. Live blocks are in none: their links serve the twins. */
+static void leave(struct blocks *b, uint32_t i)
 {
-    return b->entries + (size_t)slot * b->per_seq;
+    struct block *k = &b->block[i];
+    struct blocks_list *l = &b->list[k->state];
+    l->n--;
+    if (k->state == BLOCK_LIVE)
+        return;
+    *(k->prev == NO_BLOCK ? &l->head : &b->block[k->prev].next) = k->next;
+    *(k->next == NO_BLOCK ? &l->tail : &b->block[k->next].prev) = k->prev;
 }
 
-static struct table *find(struct blocks *b, struct slot_ref ref)
+/* Free blocks are a stack, so that the same memory is used again; the others leave as they came. */
+static void enter(struct blocks *b, uint32_t i, enum block_state state)
 {
-    if (ref.slot >= b->n_slots || ref.seq == 0 || b->table[ref.slot].seq != ref.seq)
-        return NULL;
-    return &b->table[ref.slot];
-}
-
-/* A debug build walks the whole map after each change; with large pools that would be all it does. */
-static int check_small(const struct blocks *b)
-{
-    return b->total > 4096 || blocks__check(b, &(const char *){0});
-}
-
-static void free_push(struct blocks *b, uint32_t block)
-{
-    b->next[block] = b->free_head;
-    b->free_head = block;
-    b->n_free++;
-}
-
-static uint32_t free_pop(struct blocks *b)
-{
-    uint32_t block = b->free_head;
-    b->free_head = b->next[block];
-    b->n_free--;
-    return block;
-}
-
-static void drain_push(struct blocks *b, uint32_t block, uint64_t tick)
-{
-    b->next[block] = NO_BLOCK;
-    b->drain_tick[block] = tick;
-    if (b->drain_tail == NO_BLOCK)
-        b->drain_head = block;
+    struct block *k = &b->block[i];
+    struct blocks_list *l = &b->list[state];
+    k->state = state;
+    k->next = k->prev = NO_BLOCK;
+    l->n++;
+    if (state == BLOCK_LIVE)
+        return;
+    if (state == BLOCK_FREE)
+        k->next = l->head;
     else
-        b->next[b->drain_tail] = block;
-    b->drain_tail = block;
-    b->n_draining++;
+        k->prev = l->tail;
+    *(k->next == NO_BLOCK ? &l->tail : &b->block[k->next].prev) = i;
+    *(k->prev == NO_BLOCK ? &l->head : &b->block[k->prev].next) = i;
 }
+
+static void move(struct blocks *b, uint32_t i, enum block_state state)
+{
+    leave(b, i);
+    enter(b, i, state);
+}
+
+/* --- twins: live blocks that hold the same as an entry's block ------------------------------------------------------------------
+ *
+ * Two sequences that read the same beginning side by side both own its blocks. The entry stands for one of them; the others
+ * are its twins, and inherit the entry when it would lose its holder. So an entry that a sequence depends on is always live,
+ * and an entry is released no earlier than those below it: the cache is in order without looking. */
+
+static void add_twin(struct blocks *b, uint32_t i, uint32_t entry)
+{
+    struct block *k = &b->block[i];
+    k->entry = entry;
+    k->prev = NO_BLOCK;
+    k->next = b->twins[entry];
+    if (k->next != NO_BLOCK)
+        b->block[k->next].prev = i;
+    b->twins[entry] = i;
+}
+
+static void remove_twin(struct blocks *b, uint32_t i)
+{
+    struct block *k = &b->block[i];
+    *(k->prev == NO_BLOCK ? &b->twins[k->entry] : &b->block[k->prev].next) = k->next;
+    if (k->next != NO_BLOCK)
+        b->block[k->next].prev = k->prev;
+    k->next = k->prev = NO_BLOCK;
+}
+
+/* The block loses its last holder: its entry, if another live block holds the same, goes on without it. */
+static void leave_entry_to_twins(struct blocks *b, uint32_t i)
+{
+    struct block *k = &b->block[i];
+    if (k->entry == NO_ENTRY)
+        return;
+    if (prefix_map_block(b->map, k->entry) != i) {
+        remove_twin(b, i);
+        k->entry = NO_ENTRY;
+    } else if (b->twins[k->entry] != NO_BLOCK) {
+        uint32_t heir = b->twins[k->entry];
+        remove_twin(b, heir);
+        prefix_map_move(b->map, k->entry, heir);
+        k->entry = NO_ENTRY;
+    }
+}
+
+/* --- holders ------------------------------------------------------------------------------------------------------------------- */
+
+static void hold(struct blocks *b, uint32_t i)
+{
+    if (b->block[i].n_holders++ == 0)
+        move(b, i, BLOCK_LIVE);
+}
+
+/* No tick can touch it any more. */
+static void settle(struct blocks *b, uint32_t i)
+{
+    move(b, i, b->block[i].entry == NO_ENTRY ? BLOCK_FREE : BLOCK_CACHED);
+}
+
+static void release(struct blocks *b, uint32_t i, uint64_t tick)
+{
+    struct block *k = &b->block[i];
+    if (--k->n_holders > 0)
+        return;
+    leave_entry_to_twins(b, i);
+#ifdef BLOCKS_MUTANT_NO_RETIRE /* a test build that must fail its test */
+    tick = 0;
+#endif
+    k->tick = tick;
+    if (tick <= b->retired)
+        settle(b, i);
+    else
+        move(b, i, BLOCK_DRAINING);
+}
+
+/* The promise covers it, so there is one. */
+static uint32_t take(struct blocks *b)
+{
+    uint32_t i = b->list[BLOCK_FREE].head;
+    if (i == NO_BLOCK) {
+        i = b->list[BLOCK_CACHED].head;
+        CHECK(i != NO_BLOCK);
+        if (b->o.on_evict)
+            b->o.on_evict(b->o.evict_ctx, i, prefix_map_key(b->map, b->block[i].entry));
+        prefix_map_remove(b->map, b->block[i].entry);
+        b->block[i].entry = NO_ENTRY;
+        b->n_evicted++;
+    }
+    hold(b, i);
+    return i;
+}
+
+/* --- life ---------------------------------------------------------------------------------------------------------------------- */
 
 /* Every block free, lowest number on top. */
 static void forget(struct blocks *b, uint32_t n_blocks)
 {
-    memset(b->table, 0, b->n_slots * sizeof b->table[0]);
+    memset(b->table, 0, b->o.n_slots * sizeof b->table[0]);
     b->total = n_blocks;
-    b->n_free = b->n_draining = b->n_live = b->promised = 0;
-    b->free_head = b->drain_head = b->drain_tail = NO_BLOCK;
+    b->promised = 0;
     b->retired = 0;
-    for (uint32_t i = n_blocks; i-- > 0;)
-        free_push(b, i);
+    for (int s = 0; s < BLOCK_N_STATES; s++)
+        b->list[s] = (struct blocks_list){.head = NO_BLOCK, .tail = NO_BLOCK};
+    for (uint32_t i = n_blocks; i-- > 0;) {
+        b->block[i] = (struct block){.entry = NO_ENTRY};
+        b->twins[i] = NO_BLOCK;
+        enter(b, i, BLOCK_FREE);
+    }
 }
 
 static enum status make_room(struct blocks *b, uint32_t n_blocks)
 {
-    if (n_blocks <= b->capacity)
+    if (b->block && n_blocks <= b->capacity)
         return STATUS_OK;
-    uint32_t *next = malloc(n_blocks * sizeof *next);
-    uint64_t *drain_tick = malloc(n_blocks * sizeof *drain_tick);
-    if (!next || !drain_tick) {
-        free(next);
-        free(drain_tick);
+    struct block *block = malloc((n_blocks + (size_t)1) * sizeof *block);
+    uint32_t *twins = malloc((n_blocks + (size_t)1) * sizeof *twins);
+    if (!block || !twins) {
+        free(block);
+        free(twins);
         return STATUS_OUT_OF_MEMORY;
     }
-    free(b->next);
-    free(b->drain_tick);
-    b->next = next;
-    b->drain_tick = drain_tick;
+    for (uint32_t i = 0; i < b->total; i++) { /* the old pool stands until all memory is there */
+        block[i] = b->block[i];
+        twins[i] = b->twins[i];
+    }
+    free(b->block);
+    free(b->twins);
+    b->block = block;
+    b->twins = twins;
     b->capacity = n_blocks;
     return STATUS_OK;
 }
 
-enum status blocks_create(uint32_t n_blocks, uint32_t n_slots, uint32_t context, uint32_t kv_block, struct blocks **out)
+enum status blocks_create(const struct blocks_options *o, struct blocks **out)
 {
-    CHECK(n_slots >= 1 && n_slots <= SLOTS_MAX && context >= 1 && kv_block >= 1);
-    struct blocks *b = calloc(1, sizeof *b + n_slots * sizeof b->table[0]);
+    CHECK(o->n_slots >= 1 && o->n_slots <= SLOTS_MAX && o->context >= 1 && o->kv_block >= 1 && o->hash_bits <= 64);
+    if (o->group.kind == KV_STATE)
+        return STATUS_UNSUPPORTED;
+    struct blocks *b = calloc(1, sizeof *b + o->n_slots * sizeof b->table[0]);
     if (!b)
         return STATUS_OUT_OF_MEMORY;
-    b->kv_block = kv_block;
-    b->n_slots = n_slots;
-    b->per_seq = context / kv_block + (context % kv_block != 0);
-    b->entries = malloc((size_t)n_slots * b->per_seq * sizeof *b->entries);
-    if (!b->entries || make_room(b, n_blocks) != STATUS_OK) {
+    b->o = *o;
+    b->per_seq = o->context / o->kv_block + (o->context % o->kv_block != 0);
+    b->entries = malloc((size_t)o->n_slots * b->per_seq * sizeof *b->entries);
+    b->found = malloc(b->per_seq * sizeof *b->found);
+    b->present = malloc(b->per_seq * sizeof *b->present);
+    enum status s = b->entries && b->found && b->present ? STATUS_OK : STATUS_OUT_OF_MEMORY;
+    if (s == STATUS_OK)
+        s = prefix_map_create(o->kv_block, o->hash_key, o->hash_bits, &b->map);
+    if (s == STATUS_OK)
+        s = blocks_reset(b, o->n_blocks);
+    if (s != STATUS_OK) {
         blocks_destroy(b);
-        return STATUS_OUT_OF_MEMORY;
+        return s;
     }
-    forget(b, n_blocks);
     *out = b;
     return STATUS_OK;
 }
@@ -126,23 +206,41 @@ void blocks_destroy(struct blocks *b)
 {
     if (!b)
         return;
-    free(b->next);
-    free(b->drain_tick);
+    prefix_map_destroy(b->map);
+    free(b->block);
+    free(b->twins);
     free(b->entries);
+    free(b->found);
+    free(b->present);
     free(b);
 }
 
 enum status blocks_reset(struct blocks *b, uint32_t n_blocks)
 {
     TRY(make_room(b, n_blocks));
+    TRY(prefix_map_reset(b->map, n_blocks));
     forget(b, n_blocks);
-    ASSERT(check_small(b));
+    ASSERT(blocks__check_small(b));
     return STATUS_OK;
+}
+
+/* --- sequences ---------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t *entries_of(const struct blocks *b, uint32_t slot)
+{
+    return b->entries + (size_t)slot * b->per_seq;
+}
+
+static struct table *find(struct blocks *b, struct slot_ref ref)
+{
+    if (ref.slot >= b->o.n_slots || ref.seq == 0 || b->table[ref.slot].seq != ref.seq)
+        return NULL;
+    return &b->table[ref.slot];
 }
 
 uint32_t blocks_needed(const struct blocks *b, uint32_t n_positions)
 {
-    return n_positions / b->kv_block + (n_positions % b->kv_block != 0);
+    return n_positions / b->o.kv_block + (n_positions % b->o.kv_block != 0);
 }
 
 int blocks_ever_fit(const struct blocks *b, uint32_t n)
@@ -150,15 +248,73 @@ int blocks_ever_fit(const struct blocks *b, uint32_t n)
     return n <= b->total && n <= b->per_seq;
 }
 
-enum status blocks_open(struct blocks *b, struct slot_ref ref, uint32_t n_reserved)
+/* Blocks of the chain that can be taken up, at most `most`, in b->found. The map keeps whole chains, so what is found has no
+ * gaps; what the group makes of it is its own business. */
+static uint32_t look_up(const struct blocks *b, const struct block_chain *c, uint32_t most)
 {
-    if (ref.slot >= b->n_slots || ref.seq == 0 || b->table[ref.slot].seq != 0)
+    uint32_t n = 0, entry = NO_ENTRY;
+    uint64_t key;
+    if (!c || c->n == 0)
+        return 0;
+    most = most < (c->n - 1) / b->o.kv_block ? most : (c->n - 1) / b->o.kv_block;
+    most = most < b->per_seq ? most : b->per_seq;
+    while (n < most && (entry = prefix_map_find(b->map, entry, c, n, &key)) != NO_ENTRY) {
+        b->present[n] = 1;
+        b->found[n++] = prefix_map_block(b->map, entry);
+    }
+    return usable_prefix(&b->o.group, 1, b->o.kv_block, (const unsigned char *const[]){b->present}, n);
+}
+
+uint32_t blocks_match(const struct blocks *b, const struct block_chain *c)
+{
+    return look_up(b, c, UINT32_MAX);
+}
+
+/* Could n_reserved blocks be promised whose first n_found are b->found? Hits that are cached now can be promised to nobody. */
+static int fits(const struct blocks *b, uint32_t n_found, uint32_t n_reserved)
+{
+    uint32_t cached = 0;
+    for (uint32_t i = 0; i < n_found; i++)
+        cached += b->block[b->found[i]].state == BLOCK_CACHED;
+    return n_reserved <= b->per_seq && n_reserved - n_found + cached <= blocks_available(b);
+}
+
+int blocks_can_open(const struct blocks *b, const struct block_chain *c, uint32_t n_reserved)
+{
+    return fits(b, look_up(b, c, n_reserved), n_reserved);
+}
+
+enum status blocks_open(struct blocks *b, struct slot_ref ref, const struct block_chain *c, uint32_t n_reserved,
+                        uint32_t *n_cached)
+{
+    if (ref.slot >= b->o.n_slots || ref.seq == 0 || b->table[ref.slot].seq != 0)
         return STATUS_SLOT_STALE;
-    if (n_reserved > blocks_available(b) || n_reserved > b->per_seq)
+    uint32_t n = look_up(b, c, n_reserved);
+    if (!fits(b, n, n_reserved))
         return STATUS_BLOCKS_BUSY;
-    b->table[ref.slot] = (struct table){.seq = ref.seq, .n_reserved = n_reserved};
-    b->promised += n_reserved;
-    ASSERT(check_small(b));
+    for (uint32_t i = 0; i < n; i++) {
+        hold(b, b->found[i]);
+        entries_of(b, ref.slot)[i] = b->found[i];
+    }
+    b->table[ref.slot] = (struct table){.seq = ref.seq, .n_blocks = n, .n_entered = n, .n_reserved = n_reserved};
+    b->promised += n_reserved - n;
+    *n_cached = n;
+    ASSERT(blocks__check_small(b));
+    return STATUS_OK;
+}
+
+enum status blocks_reserve(struct blocks *b, struct slot_ref ref, uint32_t n_reserved)
+{
+    struct table *t = find(b, ref);
+    if (!t)
+        return STATUS_SLOT_STALE;
+    if (n_reserved <= t->n_reserved)
+        return STATUS_OK;
+    if (n_reserved > b->per_seq || n_reserved - t->n_reserved > blocks_available(b))
+        return STATUS_BLOCKS_BUSY;
+    b->promised += n_reserved - t->n_reserved;
+    t->n_reserved = n_reserved;
+    ASSERT(blocks__check_small(b));
     return STATUS_OK;
 }
 
@@ -172,12 +328,46 @@ enum status blocks_grow(struct blocks *b, struct slot_ref ref, uint32_t n_positi
         return STATUS_BLOCKS_BUSY;
     uint32_t taken = 0;
     for (; t->n_blocks < needed; taken++)
-        entries_of(b, ref.slot)[t->n_blocks++] = free_pop(b);
-    b->n_live += taken;
+        entries_of(b, ref.slot)[t->n_blocks++] = take(b);
     b->promised -= taken;
     *n_new = taken;
-    ASSERT(check_small(b));
+    ASSERT(blocks__check_small(b));
     return STATUS_OK;
+}
+
+/* Block i of a chain, below the entry `parent`, is full and final. */
+static void publish(struct blocks *b, uint32_t i, uint32_t parent, const struct block_chain *c, uint32_t index)
+{
+    uint64_t key;
+    uint32_t entry = prefix_map_find(b->map, parent, c, index, &key);
+    if (entry == NO_ENTRY) {
+        b->block[i].entry = prefix_map_enter(b->map, parent, c, index, key, i);
+        return;
+    }
+    uint32_t other = prefix_map_block(b->map, entry);
+    if (b->block[other].state == BLOCK_LIVE) {
+        add_twin(b, i, entry);
+        return;
+    }
+    b->block[i].entry = entry;
+    prefix_map_move(b->map, entry, i);
+    b->block[other].entry = NO_ENTRY; /* if it drains, it is free after that */
+    if (b->block[other].state == BLOCK_CACHED)
+        move(b, other, BLOCK_FREE);
+}
+
+void blocks_commit(struct blocks *b, struct slot_ref ref, const struct block_chain *c)
+{
+    struct table *t = find(b, ref);
+    if (!t)
+        return;
+    const uint32_t *table = entries_of(b, ref.slot);
+    uint32_t full = c->n / b->o.kv_block;
+    for (; t->n_entered < full && t->n_entered < t->n_blocks; t->n_entered++) {
+        uint32_t k = t->n_entered;
+        publish(b, table[k], k ? b->block[table[k - 1]].entry : NO_ENTRY, c, k);
+    }
+    ASSERT(blocks__check_small(b));
 }
 
 const uint32_t *blocks_table(const struct blocks *b, struct slot_ref ref, uint32_t *n)
@@ -187,101 +377,39 @@ const uint32_t *blocks_table(const struct blocks *b, struct slot_ref ref, uint32
     return t ? entries_of(b, ref.slot) : NULL;
 }
 
+/* From the tail on: what is released first is evicted first. */
 enum status blocks_close(struct blocks *b, struct slot_ref ref, uint64_t tick)
 {
     struct table *t = find(b, ref);
     if (!t)
         return STATUS_SLOT_STALE;
-    ASSERT(b->drain_tail == NO_BLOCK || b->drain_tick[b->drain_tail] <= tick);
-    for (uint32_t i = t->n_blocks; i-- > 0;) {
-        if (tick <= b->retired)
-            free_push(b, entries_of(b, ref.slot)[i]);
-        else
-            drain_push(b, entries_of(b, ref.slot)[i], tick);
-    }
-    b->n_live -= t->n_blocks;
+    ASSERT(b->list[BLOCK_DRAINING].n == 0 || b->block[b->list[BLOCK_DRAINING].tail].tick <= tick);
+    for (uint32_t i = t->n_blocks; i-- > 0;)
+        release(b, entries_of(b, ref.slot)[i], tick);
     b->promised -= t->n_reserved - t->n_blocks;
     *t = (struct table){0};
-    ASSERT(check_small(b));
+    ASSERT(blocks__check_small(b));
     return STATUS_OK;
 }
 
 void blocks_retire(struct blocks *b, uint64_t tick)
 {
+    const struct blocks_list *draining = &b->list[BLOCK_DRAINING];
     if (tick > b->retired)
         b->retired = tick;
-    while (b->drain_head != NO_BLOCK && b->drain_tick[b->drain_head] <= tick) {
-        uint32_t block = b->drain_head;
-        b->drain_head = b->next[block];
-        if (b->drain_head == NO_BLOCK)
-            b->drain_tail = NO_BLOCK;
-        b->n_draining--;
-        free_push(b, block);
-    }
-    ASSERT(check_small(b));
+    while (draining->n && b->block[draining->head].tick <= tick)
+        settle(b, draining->head);
+    ASSERT(blocks__check_small(b));
 }
 
 struct blocks_count blocks_counts(const struct blocks *b)
 {
-    return (struct blocks_count){.total = b->total, .free = b->n_free, .cached = 0, .live = b->n_live,
-                                 .draining = b->n_draining, .promised = b->promised};
+    return (struct blocks_count){.total = b->total, .free = b->list[BLOCK_FREE].n, .cached = b->list[BLOCK_CACHED].n,
+                                 .live = b->list[BLOCK_LIVE].n, .draining = b->list[BLOCK_DRAINING].n,
+                                 .promised = b->promised, .evicted = b->n_evicted};
 }
 
 uint32_t blocks_available(const struct blocks *b)
 {
-    return b->n_free - b->promised;
-}
-
-/* Walks one chain through next[], marks its blocks, and returns its length or UINT32_MAX if a block is met twice. */
-static uint32_t walk(const struct blocks *b, uint32_t head, unsigned char *seen)
-{
-    uint32_t n = 0;
-    for (uint32_t i = head; i != NO_BLOCK; i = b->next[i], n++) {
-        if (i >= b->total || seen[i])
-            return UINT32_MAX;
-        seen[i] = 1;
-    }
-    return n;
-}
-
-static const char *check_tables(const struct blocks *b, unsigned char *seen)
-{
-    uint32_t live = 0, promised = 0;
-    for (uint32_t s = 0; s < b->n_slots; s++) {
-        const struct table *t = &b->table[s];
-        if (t->n_blocks > t->n_reserved || t->n_reserved > b->per_seq)
-            return "a table has at most what its sequence reserved";
-        for (uint32_t i = 0; i < t->n_blocks; i++) {
-            uint32_t block = entries_of(b, s)[i];
-            if (block >= b->total || seen[block])
-                return "a block is in one place";
-            seen[block] = 1;
-        }
-        live += t->n_blocks;
-        promised += t->n_reserved - t->n_blocks;
-    }
-    if (live != b->n_live || promised != b->promised)
-        return "live and promised are the sums over the tables";
-    return NULL;
-}
-
-int blocks__check(const struct blocks *b, const char **why)
-{
-    *why = NULL;
-    unsigned char *seen = calloc(b->total + 1u, 1);
-    if (!seen)
-        return 1;
-    if (walk(b, b->free_head, seen) != b->n_free || walk(b, b->drain_head, seen) != b->n_draining)
-        *why = "the lists have the lengths of their counts, no block twice";
-    else
-        *why = check_tables(b, seen);
-    free(seen);
-    if (!*why && b->n_free + b->n_live + b->n_draining != b->total)
-        *why = "free + cached + live + draining == total";
-    if (!*why && b->promised > b->n_free)
-        *why = "what was promised is free";
-    for (uint32_t i = b->drain_head; !*why && i != NO_BLOCK && b->next[i] != NO_BLOCK; i = b->next[i])
-        if (b->drain_tick[i] > b->drain_tick[b->next[i]])
-            *why = "the draining list is ordered by tick";
-    return !*why;
+    return b->list[BLOCK_FREE].n + b->list[BLOCK_CACHED].n - b->promised;
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
@@ -277,10 +278,13 @@ static enum status create_tables(struct engine *e, struct error *err)
     struct pipeline_options po = {.config = c, .split = e->o.split, .n_layers = e->o.model->hp.n_layers,
                                   .context = e->context, .max_rows = e->max_rows};
     memcpy(po.model_hash, e->o.model->hash, sizeof po.model_hash);
+    struct blocks_options bo = {.n_slots = e->n_slots, .context = e->context, .kv_block = (uint32_t)c->kv_block};
+    if (getrandom(&bo.hash_key, sizeof bo.hash_key, 0) != sizeof bo.hash_key)
+        return error_set(err, STATUS_IO, "no random key for the prefix map");
     uint32_t per_sequence = (e->context + (uint32_t)c->kv_block - 1) / (uint32_t)c->kv_block;
     enum status s = slots_create(e->n_slots, &e->slots);
     if (s == STATUS_OK)
-        s = blocks_create(0, e->n_slots, e->context, (uint32_t)c->kv_block, &e->blocks);
+        s = blocks_create(&bo, &e->blocks);
     if (s == STATUS_OK)
         s = admission_create(&limits, &e->admission);
     if (s == STATUS_OK)

@@ -261,7 +261,8 @@ static int admit_one(struct engine *e, int64_t now)
         return 1;
     }
     CHECK(slots_acquire(e->slots, &r->ref) == STATUS_OK);
-    CHECK(blocks_open(e->blocks, r->ref, need) == STATUS_OK);
+    uint32_t n_cached;
+    CHECK(blocks_open(e->blocks, r->ref, NULL, need, &n_cached) == STATUS_OK);
     const struct sched_sequence q = {.n_prompt = r->n_prompt, .n_answer = r->answer_limit, .order = ++e->next_order, .limit = UINT32_MAX};
     CHECK(sched_add(e->sched, r->ref, &q) == STATUS_OK);
     admission_start(e->admission, item, r->n_prompt);

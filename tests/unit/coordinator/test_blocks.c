@@ -8,6 +8,16 @@
 #include "common/base/rand.h"
 #include "coordinator/blocks.h"
 
+static uint32_t n_cached;
+
+static struct blocks *create(uint32_t n_blocks, uint32_t n_slots, uint32_t context, uint32_t kv_block)
+{
+    const struct blocks_options o = {.n_blocks = n_blocks, .n_slots = n_slots, .context = context, .kv_block = kv_block};
+    struct blocks *b;
+    assert_int_equal(blocks_create(&o, &b), STATUS_OK);
+    return b;
+}
+
 static void check(const struct blocks *b, int step)
 {
     const char *why;
@@ -15,7 +25,7 @@ static void check(const struct blocks *b, int step)
     if (!blocks__check(b, &why))
         fail_msg("step %d: %s", step, why);
     assert_int_equal(n.free + n.cached + n.live + n.draining, n.total);
-    assert_int_equal(blocks_available(b), n.free - n.promised);
+    assert_int_equal(blocks_available(b), n.free + n.cached - n.promised);
 }
 
 static void a_reservation_is_always_met_and_never_exceeded(void **state)
@@ -24,10 +34,10 @@ static void a_reservation_is_always_met_and_never_exceeded(void **state)
     struct blocks *b;
     uint32_t n_new, n;
     struct slot_ref first = {0, 1}, second = {1, 2};
-    assert_int_equal(blocks_create(10, 2, 160, 16, &b), STATUS_OK);
-    assert_int_equal(blocks_open(b, first, 6), STATUS_OK);
-    assert_int_equal(blocks_open(b, second, 5), STATUS_BLOCKS_BUSY);
-    assert_int_equal(blocks_open(b, second, 4), STATUS_OK);
+    b = create(10, 2, 160, 16);
+    assert_int_equal(blocks_open(b, first, NULL, 6, &n_cached), STATUS_OK);
+    assert_int_equal(blocks_open(b, second, NULL, 5, &n_cached), STATUS_BLOCKS_BUSY);
+    assert_int_equal(blocks_open(b, second, NULL, 4, &n_cached), STATUS_OK);
     assert_int_equal(blocks_available(b), 0);
     assert_int_equal(blocks_grow(b, second, 64, &n_new), STATUS_OK);
     assert_int_equal(n_new, 4);
@@ -52,19 +62,19 @@ static void closed_blocks_drain_until_their_tick_is_retired(void **state)
     struct blocks *b;
     uint32_t n_new;
     struct slot_ref ref = {0, 1}, next = {0, 2};
-    assert_int_equal(blocks_create(4, 1, 64, 16, &b), STATUS_OK);
-    assert_int_equal(blocks_open(b, ref, 4), STATUS_OK);
+    b = create(4, 1, 64, 16);
+    assert_int_equal(blocks_open(b, ref, NULL, 4, &n_cached), STATUS_OK);
     assert_int_equal(blocks_grow(b, ref, 33, &n_new), STATUS_OK);
     assert_int_equal(blocks_close(b, ref, 9), STATUS_OK);
     assert_int_equal(blocks_close(b, ref, 9), STATUS_SLOT_STALE);
     assert_int_equal(blocks_counts(b).draining, 3);
     assert_int_equal(blocks_available(b), 1); /* what was promised beyond is free at once */
-    assert_int_equal(blocks_open(b, next, 4), STATUS_BLOCKS_BUSY);
+    assert_int_equal(blocks_open(b, next, NULL, 4, &n_cached), STATUS_BLOCKS_BUSY);
     blocks_retire(b, 8);
     assert_int_equal(blocks_counts(b).draining, 3);
     blocks_retire(b, 9);
     assert_int_equal(blocks_available(b), 4);
-    assert_int_equal(blocks_open(b, next, 4), STATUS_OK);
+    assert_int_equal(blocks_open(b, next, NULL, 4, &n_cached), STATUS_OK);
     assert_int_equal(blocks_grow(b, next, 64, &n_new), STATUS_OK);
     assert_int_equal(blocks_close(b, next, 9), STATUS_OK); /* retired already: free at once */
     assert_int_equal(blocks_counts(b).free, 4);
@@ -77,11 +87,11 @@ static void a_stale_reference_reaches_nothing(void **state)
     struct blocks *b;
     uint32_t n = 7;
     struct slot_ref ref = {0, 1};
-    assert_int_equal(blocks_create(4, 1, 64, 16, &b), STATUS_OK);
-    assert_int_equal(blocks_open(b, ref, 1), STATUS_OK);
+    b = create(4, 1, 64, 16);
+    assert_int_equal(blocks_open(b, ref, NULL, 1, &n_cached), STATUS_OK);
     assert_int_equal(blocks_grow(b, (struct slot_ref){0, 2}, 1, &n), STATUS_SLOT_STALE);
     assert_int_equal(blocks_close(b, (struct slot_ref){5, 1}, 1), STATUS_SLOT_STALE);
-    assert_int_equal(blocks_open(b, (struct slot_ref){0, 3}, 1), STATUS_SLOT_STALE);
+    assert_int_equal(blocks_open(b, (struct slot_ref){0, 3}, NULL, 1, &n_cached), STATUS_SLOT_STALE);
     assert_null(blocks_table(b, (struct slot_ref){0, 2}, &n));
     assert_int_equal(n, 0);
     blocks_destroy(b);
@@ -92,12 +102,12 @@ static void a_reset_takes_a_larger_and_a_smaller_pool(void **state)
     (void)state;
     struct blocks *b;
     uint32_t n_new;
-    assert_int_equal(blocks_create(0, 2, 4096, 16, &b), STATUS_OK);
+    b = create(0, 2, 4096, 16);
     assert_false(blocks_ever_fit(b, 1));
     assert_int_equal(blocks_reset(b, 300), STATUS_OK);
     assert_true(blocks_ever_fit(b, 256));
     assert_false(blocks_ever_fit(b, 257)); /* a table has room for the context */
-    assert_int_equal(blocks_open(b, (struct slot_ref){0, 1}, 200), STATUS_OK);
+    assert_int_equal(blocks_open(b, (struct slot_ref){0, 1}, NULL, 200, &n_cached), STATUS_OK);
     assert_int_equal(blocks_grow(b, (struct slot_ref){0, 1}, 3200, &n_new), STATUS_OK);
     assert_int_equal(blocks_close(b, (struct slot_ref){0, 1}, 5), STATUS_OK);
     assert_int_equal(blocks_reset(b, 20), STATUS_OK);
@@ -116,14 +126,14 @@ static void sums_hold_over_random_runs(void **state)
     struct slot_ref held[SLOTS] = {{0}};
     uint32_t reserved[SLOTS] = {0}, n_new;
     uint64_t seq = 1, tick = 1, retired = 0;
-    assert_int_equal(blocks_create(BLOCKS, SLOTS, 320, 16, &b), STATUS_OK);
+    b = create(BLOCKS, SLOTS, 320, 16);
     for (int i = 0; i < STEPS; i++) {
         uint64_t r = rand_at(3, (uint64_t)i);
         uint32_t s = r % SLOTS, n = 1 + (r >> 8) % 20;
         if (held[s].seq == 0) {
             struct slot_ref ref = {s, seq++};
             uint32_t before = blocks_available(b);
-            enum status st = blocks_open(b, ref, n);
+            enum status st = blocks_open(b, ref, NULL, n, &n_cached);
             assert_int_equal(st, n <= before ? STATUS_OK : STATUS_BLOCKS_BUSY);
             if (st == STATUS_OK)
                 held[s] = ref, reserved[s] = n;
