@@ -36,6 +36,7 @@ struct engine_options {
     const struct tokenizer *tokenizer;
     const struct split *split;
     const char *model_name;            /* told in ACCEPTED; lives as long as the engine */
+    uint32_t hash_bits;                /* of the prefix map; 0: all. Tests make it collide. */
     int manual;                        /* no thread: the caller runs engine_step, on a clock of his own (simulation) */
 };
 

@@ -1,7 +1,7 @@
 /* coordinator/engine_impl.h - the engine's inside, for the engine_*.c files only.
  *
- * Purpose    engine.c runs the thread and the inbox, engine_requests.c moves requests through their states, engine_ticks.c
- *            makes plans and takes results, engine_status.c publishes what others may see.
+ * Purpose    engine.c runs the thread and the inbox, engine_requests.c moves requests through their states, engine_memory.c
+ *            gives them KV room, engine_ticks.c makes plans and takes results, engine_status.c publishes what others may see.
  * Threading  Everything but the fields marked otherwise belongs to the engine's thread.
  */
 #ifndef SLUICE_COORDINATOR_ENGINE_IMPL_H
@@ -55,6 +55,7 @@ struct flight {
     uint64_t tick;
     uint32_t n_runs;
     struct sched_run *runs; /* [max_rows] */
+    uint32_t *again;        /* [max_rows] of a piece: rows that were computed before (a park lost them) */
 };
 
 struct engine {
@@ -85,11 +86,12 @@ struct engine {
     struct plan *plan;
     struct flight *flights;        /* [window], a ring by tick */
     struct request **by_slot;      /* [n_slots], counted */
-    struct list queued, running;   /* request.link */
+    struct list queued, running, parked; /* request.link */
     uint64_t *closes;              /* [n_slots] sequences whose CLOSE goes into the next plan */
     uint32_t n_closes;
     uint32_t *scratch;             /* [max_rows] ids of the run being planned */
-    uint32_t n_reading, n_decoding, n_queued;
+    uint32_t n_reading, n_decoding, n_queued, n_parked;
+    uint32_t n_starved;            /* running ones that cannot go on: no block for their next row */
     uint64_t next_order;
     int draining;
     int64_t lost_ns;               /* when the pipeline was lost and has not come back, 0: it runs or never ran */
@@ -107,6 +109,7 @@ struct engine {
 };
 
 /* engine_requests.c */
+uint32_t engine__id_at(const struct request *r, uint32_t position); /* of prompt and answer */
 enum reject_reason engine__reject_reason(enum status s);
 void engine__submit(struct engine *e, struct request *r, int64_t now);
 void engine__cancel(struct engine *e, struct request *r);
@@ -120,8 +123,22 @@ void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now
 /* Ends a request whatever its state: err NULL is success (the DONE event is out already). */
 void engine__end(struct engine *e, struct request *r, enum request_state state, const struct error *err);
 void engine__fail_running(struct engine *e, const struct error *why);
+void engine__park(struct engine *e, struct request *r, int64_t now); /* loses slot and blocks, keeps its place before all others */
 void engine__fail_queued(struct engine *e, const struct error *why);
 void engine__cancel_flagged(struct engine *e);
+
+/* engine_memory.c */
+struct block_chain engine__chain(const struct request *r, uint32_t n_positions);
+uint32_t engine__positions_needed(const struct request *r); /* at most */
+uint32_t engine__input(const struct request *r);            /* positions whose ids are known: to be read before the next id */
+int engine__has_room(const struct engine *e, const struct request *r);
+uint32_t engine__take_room(struct engine *e, struct request *r);
+uint32_t engine__limit(const struct engine *e, const struct request *r); /* positions of its reservation */
+/* Its next row will be at position next: reserves one block more, or marks it starved. */
+void engine__need_room(struct engine *e, struct request *r, uint32_t next);
+void engine__committed(struct engine *e, struct request *r, uint32_t n_positions); /* so many are retired: full blocks become cache */
+void engine__relieve(struct engine *e, int64_t now);        /* starved ones get room, by parking others */
+struct request *engine__next_parked(const struct engine *e); /* NULL: none */
 
 /* engine_ticks.c */
 void engine__pipeline_events(struct engine *e, int64_t now); /* lost and ready epochs */

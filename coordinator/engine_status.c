@@ -22,7 +22,8 @@ static void fill_slots(const struct engine *e, struct service_status *s, int64_t
             continue;
         snprintf(out->request, sizeof out->request, "%.60s", r->id);
         out->prompt_tokens = r->n_prompt;
-        out->read_tokens = r->n_read;
+        out->cached_tokens = r->n_cached;
+        out->read_tokens = r->n_read < r->n_prompt ? r->n_read : r->n_prompt;
         out->generated_tokens = r->n_answer;
         out->age_ms = (uint64_t)((now - r->arrived_ns) / NS_PER_MS);
     }
@@ -58,6 +59,7 @@ static void fill_queue(const struct engine *e, struct service_status *s, int64_t
     s->queued = e->n_queued;
     s->reading = e->n_reading;
     s->decoding = e->n_decoding;
+    s->parked = e->n_parked;
     s->accepted = e->metrics.accepted;
     s->done = e->metrics.done;
     s->failed = e->metrics.failed + e->metrics.expired;
@@ -151,7 +153,7 @@ void engine__check(const struct engine *e)
     CHECK(admission__check(e->admission, &why));
     CHECK(slots_count(e->slots, SLOT_READING) == e->n_reading);
     CHECK(slots_count(e->slots, SLOT_DECODING) == e->n_decoding);
-    CHECK(admission_stats(e->admission).n_waiting == e->n_queued);
+    CHECK(admission_stats(e->admission).n_waiting == e->n_queued + e->n_parked);
     CHECK(e->metrics.accepted == e->metrics.done + e->metrics.failed + e->metrics.expired + e->metrics.cancelled +
-                                     e->n_queued + e->n_reading + e->n_decoding);
+                                     e->n_queued + e->n_reading + e->n_decoding + e->n_parked);
 }

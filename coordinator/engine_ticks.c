@@ -32,7 +32,8 @@ static void epoch_lost(struct engine *e, const struct pipeline_event *ev, int64_
     if (ev->stage != STAGE_NONE)
         snprintf(who, sizeof who, "stage %d", ev->stage);
     error_set(&why, STATUS_PIPELINE_LOST, "%s was lost: %.200s", who, without_name(ev->why.message, who));
-    LOG_ERROR("%s; %u running requests end, %u wait", why.message, e->n_reading + e->n_decoding, e->n_queued);
+    LOG_ERROR("%s; %u running requests end, %u wait", why.message, e->n_reading + e->n_decoding,
+              e->n_queued + e->n_parked);
     engine__fail_running(e, &why);
     sched_reset(e->sched);
     e->n_closes = 0;
@@ -73,19 +74,16 @@ void engine__pipeline_events(struct engine *e, int64_t now)
 
 /* --- plans -------------------------------------------------------------------------------------------------------------------- */
 
-static uint32_t id_at(const struct request *r, uint32_t position)
-{
-    return position < r->n_prompt ? r->prompt_ids[position] : r->answer_ids[position - r->n_prompt];
-}
-
 /* Blocks for the run, and OPEN or APPEND in front of it. */
 static void add_ops(struct engine *e, struct request *r, const struct sched_run *run)
 {
     uint32_t n_new, n;
     CHECK(blocks_grow(e->blocks, r->ref, run->kv_index + run->n, &n_new) == STATUS_OK);
     const uint32_t *table = blocks_table(e->blocks, r->ref, &n);
+    if (!r->opened) /* with all that the cache gave */
+        n_new = n;
     struct plan_op op = {.kind = r->opened ? OP_APPEND : OP_OPEN, .seq = r->ref.seq, .slot = r->ref.slot,
-                         .n_blocks = n_new, .sampler = r->sampler};
+                         .length = r->opened ? 0 : run->kv_index, .n_blocks = n_new, .sampler = r->sampler};
     if (!r->opened || n_new) {
         CHECK(plan_add_op(e->plan, &op, table + n - n_new) == STATUS_OK);
         r->table_digest = plan_table_digest(table, n);
@@ -105,8 +103,19 @@ static void add_run(struct engine *e, struct request *r, const struct sched_run 
         .table_check = r->table_digest,
     };
     for (uint32_t i = 0; run->source == SOURCE_IDS && i < run->n; i++)
-        e->scratch[i] = id_at(r, run->kv_index + i);
+        e->scratch[i] = engine__id_at(r, run->kv_index + i);
     CHECK(plan_add_run(e->plan, &out, e->scratch) == STATUS_OK);
+}
+
+/* Returns how many of the run's rows were planned before: the request has lost them since. */
+static uint32_t note_planned(struct request *r, const struct sched_run *run)
+{
+    uint32_t end = run->kv_index + run->n, again = 0;
+    if (r->n_planned > run->kv_index)
+        again = r->n_planned < end ? r->n_planned - run->kv_index : run->n;
+    if (end > r->n_planned)
+        r->n_planned = end;
+    return again;
 }
 
 static void fill_plan(struct engine *e, const struct sched_plan *sp)
@@ -127,15 +136,25 @@ static void fill_plan(struct engine *e, const struct sched_plan *sp)
             e->metrics.prompt_rows += sp->runs[i].n;
         else
             e->metrics.decode_rows += sp->runs[i].n;
+        f->again[i] = note_planned(r, &sp->runs[i]);
     }
     f->tick = sp->tick;
     f->n_runs = sp->n_runs;
     memcpy(f->runs, sp->runs, sp->n_runs * sizeof *f->runs);
 }
 
+/* The next row of each stream of this tick needs a block before the next plan. */
+static void reserve_ahead(struct engine *e, const struct sched_plan *sp)
+{
+    for (uint32_t i = 0; i < sp->n_runs; i++)
+        if (sp->runs[i].sample == SAMPLE_LAST)
+            engine__need_room(e, e->by_slot[sp->runs[i].ref.slot], sp->runs[i].kv_index + sp->runs[i].n);
+}
+
 void engine__send_ticks(struct engine *e, int64_t now)
 {
     sched_clock(e->sched, (double)now / 1000);
+    engine__relieve(e, now);
     while (pipeline_running(e->pipeline) && sched_plan(e->sched, e->sched_plan)) {
         fill_plan(e, e->sched_plan);
         sched_commit(e->sched, e->sched_plan);
@@ -143,6 +162,7 @@ void engine__send_ticks(struct engine *e, int64_t now)
                     e->sched_plan->budget_us);
         e->metrics.ticks++;
         e->dirty = 1;
+        reserve_ahead(e, e->sched_plan);
         if (pipeline_send(e->pipeline, e->plan, now) != STATUS_OK)
             return;
     }
@@ -170,15 +190,18 @@ static enum status check_result(const struct engine *e, const struct flight *f, 
     return STATUS_OK;
 }
 
-static void take_run(struct engine *e, const struct sched_run *run, const struct result_run *got, int64_t now)
+static void take_run(struct engine *e, const struct sched_run *run, uint32_t again, const struct result_run *got, int64_t now)
 {
-    if (run->is_piece)
-        e->metrics.prompt_tokens += run->n;
+    if (run->is_piece) {
+        e->metrics.prompt_tokens += run->n - again;
+        e->metrics.replayed_tokens += again;
+    }
     struct request *r = e->by_slot[run->ref.slot];
     if (!r || r->ref.seq != run->ref.seq)
         return; /* it has ended: a surplus row */
     if (run->is_piece)
         r->n_read = run->kv_index + run->n;
+    engine__committed(e, r, run->kv_index + run->n);
     if (run->sample != SAMPLE_LAST)
         return;
     if (!got->bad_logits) {
@@ -205,7 +228,7 @@ void engine__result(struct engine *e, const struct result *r, int64_t now)
     uint32_t rows = 0;
     for (uint32_t i = 0; i < f->n_runs; i++) {
         rows += f->runs[i].n;
-        take_run(e, &f->runs[i], &r->runs[i], now);
+        take_run(e, &f->runs[i], f->again[i], &r->runs[i], now);
     }
     admission_served(e->admission, rows, now);
     trace_event("result", (int64_t)r->tick, r->n_runs, rows, r->timing.compute_us);

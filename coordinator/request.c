@@ -13,8 +13,8 @@ const char *request_state_name(enum request_state s)
 {
     static const char *const names[REQUEST_N_STATES] = {
         [REQUEST_NEW] = "new",           [REQUEST_QUEUED] = "queued", [REQUEST_READING] = "reading",
-        [REQUEST_DECODING] = "decoding", [REQUEST_DONE] = "done",     [REQUEST_FAILED] = "failed",
-        [REQUEST_CANCELLED] = "cancelled",
+        [REQUEST_DECODING] = "decoding", [REQUEST_PARKED] = "parked", [REQUEST_DONE] = "done",
+        [REQUEST_FAILED] = "failed",     [REQUEST_CANCELLED] = "cancelled",
     };
     return names[s];
 }
@@ -110,7 +110,8 @@ enum status request_create(const struct generate_request *from, const char *clie
         r->sampler.seed = random_u64() >> 1; /* told to the client, whose JSON number holds 63 bits */
     r->max_tokens = from->max_tokens;
     r->ignore_eos = from->ignore_eos;
-    r->batch_priority = from->batch_priority;
+    r->batch_priority = from->batch_priority != 0;
+    r->no_cache = from->no_cache;
     r->arrived_ns = clock_now_ns();
     if (from->deadline_ms > 0)
         r->deadline_ns = r->arrived_ns + from->deadline_ms * NS_PER_MS;
@@ -177,6 +178,8 @@ enum status request_set_prompt(struct request *r, const uint32_t *ids, size_t n_
 
 enum status request_open_answer(struct request *r, struct error *err)
 {
+    if (r->answer_ids)
+        return STATUS_OK;
     r->answer_ids = arena_array(&r->arena, r->answer_limit, sizeof *r->answer_ids);
     if (!r->answer_ids)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for an answer of %u tokens", r->answer_limit);

@@ -12,6 +12,10 @@
  *
  *            submit           slot + blocks         last piece retired
  *   (text) ----------> QUEUED -------------> READING ------------------> DECODING ----> DONE
+ *                        |                    ^  |                          |
+ *                        |      slot + blocks |  | out of blocks            |
+ *                        |                    |  v                          |
+ *                        |                   PARKED <-----------------------+
  *                        |                      |                           |
  *                        +----------------------+---------------------------+--------> FAILED | CANCELLED
  */
@@ -33,6 +37,7 @@ enum request_state {
     REQUEST_QUEUED,   /* waits for a slot and blocks */
     REQUEST_READING,  /* its prompt is being read */
     REQUEST_DECODING, /* it has a row in every revolution */
+    REQUEST_PARKED,   /* it ran and lost its slot and blocks; reads prompt and answer again when there is room */
     REQUEST_DONE,
     REQUEST_FAILED,
     REQUEST_CANCELLED,
@@ -64,6 +69,7 @@ struct request {
     struct bytes stops[MAX_STOPS];
     uint32_t n_stops;
     int ignore_eos, batch_priority;
+    int no_cache;                 /* neither takes blocks from the cache nor leaves any */
     int64_t deadline_ns;          /* 0: none */
     int64_t arrived_ns;
     atomic_int cancelled;         /* the client left: read when ticks are planned */
@@ -77,7 +83,15 @@ struct request {
     struct slot_ref ref;          /* READING and DECODING */
     int opened;                   /* OPEN went out in a plan, so CLOSE must follow */
     uint32_t table_digest;        /* of its block table as the stages know it */
-    uint32_t n_read;              /* prompt positions whose ticks are retired */
+    uint64_t salt;                /* of its block chain: client and numerics profile */
+    uint64_t order;               /* of its first slot: smaller is older */
+    uint32_t n_reserved;          /* blocks */
+    uint32_t n_published;         /* its first blocks that are in the prefix map, or found a like one there */
+    uint32_t n_cached;            /* prompt positions that the cache gave at its first start */
+    uint32_t n_planned;           /* positions that were ever planned: below it a row is computed again */
+    uint32_t n_parks;
+    int starved;                  /* no block for its next row */
+    uint32_t n_read;              /* positions from the cache or with retired ticks */
     uint32_t n_answer, n_sent;    /* ids generated; ids that went out in events */
     uint32_t *answer_ids;         /* [answer_limit] arena; from its slot on */
     uint32_t queue_position;      /* last one told */
