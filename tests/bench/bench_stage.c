@@ -1,7 +1,10 @@
 /* One stage with the whole model, in process, without HTTP: what the model side can give.
  *
  * Prefill is one tick of 512 rows of one sequence, its last row sampled (llama-bench -p 512). Decode is 64 greedy ticks of B
- * sequences after prompts of 16 tokens (llama-batched-bench -npp 16 -ntg 64 -npl B). Medians over the repetitions. */
+ * sequences after prompts of 16 tokens (llama-batched-bench -npp 16 -ntg 64 -npl B). Medians over the repetitions.
+ *
+ * --limit on: the limit of a pipeline instead (stage_limit.h). Of B streams each of --stages stages has B/stages rows per tick, all
+ * compute at the same time with --threads each, and the slowest one's ticks count. --split as the service's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,14 +12,17 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/rand.h"
+#include "tests/bench/stage_limit.h"
 #include "tests/lib/chain.h"
 
 enum { MAX_BATCH = 64, MAX_REPEATS = 99, MAX_PREFILL = 8192, CONTEXT = 8192 };
 
 struct bench {
-    const char *model, *backend, *isa, *batches, *json;
+    const char *model, *backend, *isa, *batches, *split, *json;
     long threads, repeats, prefill, tokens, prompt, stages, tick_rows;
+    int limit;
     struct chain *chain;
+    struct stage_limit *pipeline;
     struct chain_row *rows;
     FILE *out;
     int n_results;
@@ -109,6 +115,63 @@ static void bench_decode(struct bench *b, uint32_t batch)
     report(b, "decode", batch, rates);
 }
 
+static void bench_limit(struct bench *b, uint32_t batch)
+{
+    double rates[MAX_REPEATS], tick_us[MAX_STAGES];
+    const uint32_t n_rows = batch / (uint32_t)b->stages;
+    struct error err;
+    for (long r = 0; r < b->repeats; r++) {
+        if (stage_limit_decode(b->pipeline, n_rows, (uint32_t)b->prompt, (uint32_t)b->tokens, tick_us, &err) != STATUS_OK)
+            die("tick", err.message);
+        double slowest = 0;
+        for (long i = 0; i < b->stages; i++)
+            slowest = tick_us[i] > slowest ? tick_us[i] : slowest;
+        rates[r] = n_rows / slowest * 1e6;
+    }
+    const struct split *split = stage_limit_split(b->pipeline);
+    for (long i = 0; i < b->stages; i++)
+        printf("  stage %ld, layers %u to %u, %u rows: %.0f us per tick (last round)\n", i, split->first_layer[i],
+               split->first_layer[i + 1], n_rows, tick_us[i]);
+    report(b, "limit", batch, rates);
+}
+
+static void open_pipeline(struct bench *b, struct error *err)
+{
+    const struct stage_limit_options o = {.model_path = b->model, .backend = b->backend, .isa = b->isa, .split = b->split,
+                                          .n_stages = (uint32_t)b->stages, .n_threads = (int)b->threads, .max_rows = MAX_BATCH,
+                                          .context = (uint32_t)(b->prompt + b->tokens)};
+    if (stage_limit_open(&o, &b->pipeline, err) != STATUS_OK)
+        die("load", err->message);
+}
+
+static void open_chain(struct bench *b, struct error *err)
+{
+    const struct chain_options o = {.model_path = b->model, .backend = b->backend, .isa = b->isa, .split = b->split,
+                                    .n_threads = (int)b->threads, .n_seqs = 16,
+                                    .context = (uint32_t)(b->prefill > 1024 ? b->prefill : 1024),
+                                    .max_rows = (uint32_t)b->tick_rows, .n_stages = (uint32_t)b->stages};
+    if (chain_open(&o, &b->chain, err) != STATUS_OK)
+        die("load", err->message);
+    b->rows = calloc((size_t)b->tick_rows, sizeof *b->rows);
+    if (!b->rows)
+        die("start", "no memory");
+}
+
+static void bench_batches(struct bench *b)
+{
+    for (const char *at = b->batches; *at; at += strcspn(at, ","), at += *at == ',') {
+        long batch = strtol(at, NULL, 10);
+        if (batch < 1 || batch > 16)
+            die("--batches", "each from 1 to 16");
+        if (b->limit && batch % b->stages)
+            die("--batches", "with --limit multiples of --stages");
+        if (b->limit)
+            bench_limit(b, (uint32_t)batch);
+        else
+            bench_decode(b, (uint32_t)batch);
+    }
+}
+
 static long number(const char *flag, const char *text, long least, long most)
 {
     char *end;
@@ -130,6 +193,10 @@ static void parse(struct bench *b, int argc, char **argv)
             b->isa = value;
         else if (strcmp(flag, "--batches") == 0)
             b->batches = value;
+        else if (strcmp(flag, "--split") == 0)
+            b->split = value;
+        else if (strcmp(flag, "--limit") == 0)
+            b->limit = strcmp(value, "on") == 0;
         else if (strcmp(flag, "--json") == 0)
             b->json = value;
         else if (strcmp(flag, "--threads") == 0)
@@ -148,7 +215,7 @@ static void parse(struct bench *b, int argc, char **argv)
             b->prompt = number(flag, value, 1, CONTEXT / 2);
         else
             die(flag, "unknown; --model F --threads N --backend B --isa I --batches 1,2,4 --prefill N --tick-rows N "
-                      "--tokens N --prompt N --repeats N --stages N --json FILE");
+                      "--tokens N --prompt N --repeats N --stages N --split K1,K2 --limit on --json FILE");
     }
     if (!b->model)
         die("--model", "which GGUF file?");
@@ -162,30 +229,24 @@ int main(int argc, char **argv)
     log_open("bench");
     log_set_levels("warn", NULL);
     parse(&b, argc, argv);
-    const struct chain_options o = {.model_path = b.model, .backend = b.backend, .isa = b.isa, .n_threads = (int)b.threads,
-                                    .n_seqs = 16, .context = (uint32_t)(b.prefill > 1024 ? b.prefill : 1024),
-                                    .max_rows = (uint32_t)b.tick_rows, .n_stages = (uint32_t)b.stages};
-    if (chain_open(&o, &b.chain, &err) != STATUS_OK)
-        die("load", err.message);
-    b.rows = calloc((size_t)b.tick_rows, sizeof *b.rows);
-    printf("%s, %ld threads, %ld stages\n", chain_backend(b.chain), b.threads, b.stages);
+    if (b.limit)
+        open_pipeline(&b, &err);
+    else
+        open_chain(&b, &err);
+    const char *backend = b.limit ? stage_limit_backend(b.pipeline) : chain_backend(b.chain);
+    printf("%s, %ld threads, %ld stages\n", backend, b.threads, b.stages);
     b.out = b.json ? fopen(b.json, "w") : NULL;
     if (b.out)
-        fprintf(b.out, "{\"backend\": \"%s\", \"threads\": %ld, \"stages\": %ld, \"results\": [", chain_backend(b.chain),
-                b.threads, b.stages);
-    if (b.prefill)
+        fprintf(b.out, "{\"backend\": \"%s\", \"threads\": %ld, \"stages\": %ld, \"results\": [", backend, b.threads, b.stages);
+    if (b.prefill && !b.limit)
         bench_prefill(&b);
-    for (const char *at = b.batches; *at; at += strcspn(at, ","), at += *at == ',') {
-        long batch = strtol(at, NULL, 10);
-        if (batch < 1 || batch > 16)
-            die("--batches", "each from 1 to 16");
-        bench_decode(&b, (uint32_t)batch);
-    }
+    bench_batches(&b);
     if (b.out) {
         fprintf(b.out, "\n]}\n");
         fclose(b.out);
     }
     free(b.rows);
     chain_close(b.chain);
+    stage_limit_close(b.pipeline);
     return 0;
 }
