@@ -65,7 +65,7 @@ int engine_idle(struct engine *e); /* nothing queued or running */
 
 /* From a snapshot that the engine publishes at least every 100 ms and after every change of state: never waits for it. */
 void engine_status(struct engine *e, struct service_status *out);
-void engine_metrics(struct engine *e, struct buf *out);
+void engine_metrics(struct engine *e, enum metric_aliases aliases, struct buf *out);
 int engine_ready(struct engine *e);
 /* Numerics profile that the stages reported; "" before the first one. Static size, lives with the engine. */
 const char *engine_profile(const struct engine *e);

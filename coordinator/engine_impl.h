@@ -58,6 +58,12 @@ struct flight {
     uint32_t *again;        /* [max_rows] of a piece: rows that were computed before (a park lost them) */
 };
 
+/* What others may see: one moment of all tables. */
+struct engine_snapshot {
+    struct metrics metrics;
+    struct service_status status; /* last: its rows beyond n_slots are not copied */
+};
+
 struct engine {
     struct engine_options o;
     uint32_t n_stages, n_slots, context, max_rows, window;
@@ -99,9 +105,9 @@ struct engine {
     int dirty;
     struct metrics metrics;
 
-    pthread_mutex_t snapshot_lock; /* guards the snapshot */
-    struct service_status *snapshot;
-    struct metrics *snapshot_metrics;
+    struct engine_snapshot *spare; /* filled without the lock, then it changes places with the published one */
+    pthread_mutex_t snapshot_lock; /* guards the published one, pointer and content; held for a copy or a swap only */
+    struct engine_snapshot *snapshot;
     atomic_int ready, idle;        /* any thread */
     atomic_int_fast64_t alive_ns;  /* any thread: when the engine last published */
     char profile[64];              /* written once, before `profiled` */

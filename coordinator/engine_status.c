@@ -1,6 +1,7 @@
 #include "coordinator/engine_impl.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/check.h"
@@ -8,6 +9,12 @@
 
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
+
+/* There may be thousands of slots, every 10 ms: no formatting. *out is zero. */
+static void put(char *out, size_t size, const char *text)
+{
+    memcpy(out, text, strnlen(text, size - 1));
+}
 
 static void fill_slots(const struct engine *e, struct service_status *s, int64_t now)
 {
@@ -17,10 +24,10 @@ static void fill_slots(const struct engine *e, struct service_status *s, int64_t
         const struct request *r = e->by_slot[i];
         uint64_t seq;
         *out = (struct slot_status){.slot = i};
-        snprintf(out->state, sizeof out->state, "%s", slot_state_name(slots_at(e->slots, i, &seq)));
+        put(out->state, sizeof out->state, slot_state_name(slots_at(e->slots, i, &seq)));
         if (!r)
             continue;
-        snprintf(out->request, sizeof out->request, "%.60s", r->id);
+        put(out->request, sizeof out->request, r->id);
         out->prompt_tokens = r->n_prompt;
         out->cached_tokens = r->n_cached;
         out->read_tokens = r->n_read < r->n_prompt ? r->n_read : r->n_prompt;
@@ -35,6 +42,7 @@ static void fill_stages(const struct engine *e, struct service_status *s, int64_
     s->n_stages = e->n_stages;
     for (uint32_t i = 0; i < e->n_stages; i++) {
         const struct stage_entry *g = stage_table_at(t, i);
+        const struct stage_load load = stage_table_load(t, i, now);
         struct stage_status *out = &s->stages[i];
         *out = (struct stage_status){
             .stage = i,
@@ -45,7 +53,9 @@ static void fill_stages(const struct engine *e, struct service_status *s, int64_
             .weight_bytes = g->loaded.weight_bytes,
             .kv_bytes = g->loaded.kv_bytes,
             .tick_age_ms = stage_table_tick_age_ms(t, i, now),
-            .busy_ratio = g->busy_ratio,
+            .busy_ratio = load.busy_ratio,
+            .bubble_ratio = load.bubble_ratio,
+            .hop_us = load.hop_us,
         };
         snprintf(out->host, sizeof out->host, "%s", g->hello.host);
         snprintf(out->backend, sizeof out->backend, "%s", g->hello.backend);
@@ -71,6 +81,27 @@ static void fill_queue(const struct engine *e, struct service_status *s, int64_t
     s->queue_limit_tokens = (uint64_t)e->o.config->queue_tokens;
 }
 
+static uint32_t whole_us(double us)
+{
+    return us <= 0 ? 0 : us >= UINT32_MAX ? UINT32_MAX : (uint32_t)us;
+}
+
+static void fill_ticks(const struct engine *e, struct service_status *s)
+{
+    struct sched_stats t = sched_stats(e->sched);
+    s->ticks_sent = e->metrics.ticks;
+    s->ticks_in_flight = pipeline_in_flight(e->pipeline);
+    s->tick_window = e->window;
+    s->tick_streams = t.n_streams;
+    s->tick_readers = t.n_readers;
+    s->tick_starved = t.n_starved;
+    s->tick_period_us = whole_us(t.period_us);
+    s->tick_budget_us = whole_us(t.tau_us);
+    s->bank_us = (int32_t)(t.bank_us < -2e9 ? -2e9 : t.bank_us > 2e9 ? 2e9 : t.bank_us);
+    s->bank_bound_us = whole_us(t.bank_bound_us);
+    s->stall_unmet = t.stall_unmet != 0;
+}
+
 static void fill(struct engine *e, struct service_status *s, int64_t now)
 {
     struct blocks_count b = blocks_counts(e->blocks);
@@ -89,26 +120,34 @@ static void fill(struct engine *e, struct service_status *s, int64_t now)
     s->blocks_cached = b.cached;
     s->blocks_live = b.live;
     s->blocks_draining = b.draining;
+    s->blocks_promised = b.promised;
     fill_slots(e, s, now);
     fill_stages(e, s, now);
-    s->ticks_sent = e->metrics.ticks;
-    s->ticks_in_flight = pipeline_in_flight(e->pipeline);
+    fill_ticks(e, s);
+}
+
+static void fill_metrics(const struct engine *e, struct metrics *m, const struct service_status *s)
+{
+    struct pipeline_stats ps = pipeline_stats(e->pipeline);
+    *m = e->metrics;
+    m->stale[STALE_STAGE_MESSAGE] = ps.stale;
+    m->protocol_errors += ps.protocol_errors;
+    for (int i = 0; i < REJECT_N; i++)
+        m->rejected[i] += atomic_load_explicit(&e->refused[i], memory_order_relaxed);
+    for (uint32_t i = 0; i < e->n_stages; i++)
+        m->stage[i].restarts = s->stages[i].restarts;
 }
 
 void engine__publish(struct engine *e, int64_t now)
 {
-    struct pipeline_stats ps = pipeline_stats(e->pipeline);
+    struct engine_snapshot *next = e->spare;
+    fill(e, &next->status, now);
+    fill_metrics(e, &next->metrics, &next->status);
     pthread_mutex_lock(&e->snapshot_lock);
-    fill(e, e->snapshot, now);
-    *e->snapshot_metrics = e->metrics;
-    e->snapshot_metrics->stale[STALE_STAGE_MESSAGE] = ps.stale;
-    e->snapshot_metrics->protocol_errors = e->metrics.protocol_errors + ps.protocol_errors;
-    for (int i = 0; i < REJECT_N; i++)
-        e->snapshot_metrics->rejected[i] += atomic_load_explicit(&e->refused[i], memory_order_relaxed);
-    for (uint32_t i = 0; i < e->n_stages; i++)
-        e->snapshot_metrics->stage[i].restarts = e->snapshot->stages[i].restarts;
+    e->spare = e->snapshot;
+    e->snapshot = next;
     pthread_mutex_unlock(&e->snapshot_lock);
-    atomic_store(&e->ready, e->snapshot->ready);
+    atomic_store(&e->ready, next->status.ready);
     atomic_store(&e->alive_ns, now);
     e->published_ns = now;
     e->dirty = 0;
@@ -123,16 +162,28 @@ static int alive(const struct engine *e)
 void engine_status(struct engine *e, struct service_status *out)
 {
     pthread_mutex_lock(&e->snapshot_lock);
-    *out = *e->snapshot;
+    service_status_copy(out, &e->snapshot->status);
     pthread_mutex_unlock(&e->snapshot_lock);
     out->ready = out->ready && alive(e);
 }
 
-void engine_metrics(struct engine *e, struct buf *out)
+/* Written from a copy: the engine must not wait for a page to be formatted. */
+void engine_metrics(struct engine *e, enum metric_aliases aliases, struct buf *out)
 {
+    struct engine_snapshot *s = malloc(sizeof *s);
+    if (!s) {
+        out->failed = 1;
+        return;
+    }
     pthread_mutex_lock(&e->snapshot_lock);
-    metrics_write(e->snapshot_metrics, e->snapshot, out);
+    s->metrics = e->snapshot->metrics;
+    service_status_copy(&s->status, &e->snapshot->status);
     pthread_mutex_unlock(&e->snapshot_lock);
+    s->status.ready = s->status.ready && alive(e);
+    metrics_write(&s->metrics, &s->status, out);
+    if (aliases == METRIC_ALIASES_VLLM)
+        metrics_write_vllm(&s->metrics, &s->status, e->o.model_name, out);
+    free(s);
 }
 
 int engine_ready(struct engine *e)

@@ -121,6 +121,7 @@ static uint32_t note_planned(struct request *r, const struct sched_run *run)
 static void fill_plan(struct engine *e, const struct sched_plan *sp)
 {
     struct flight *f = flight_of(e, sp->tick);
+    uint32_t n_prompt = 0;
     plan_reset(e->plan);
     e->plan->tick = sp->tick;
     e->plan->budget_us = sp->budget_us;
@@ -132,12 +133,10 @@ static void fill_plan(struct engine *e, const struct sched_plan *sp)
         ASSERT(r && r->ref.seq == sp->runs[i].ref.seq);
         add_ops(e, r, &sp->runs[i]);
         add_run(e, r, &sp->runs[i]);
-        if (sp->runs[i].is_piece)
-            e->metrics.prompt_rows += sp->runs[i].n;
-        else
-            e->metrics.decode_rows += sp->runs[i].n;
+        n_prompt += sp->runs[i].is_piece ? sp->runs[i].n : 0;
         f->again[i] = note_planned(r, &sp->runs[i]);
     }
+    metrics_count_tick(&e->metrics, sp->n_rows - n_prompt, n_prompt);
     f->tick = sp->tick;
     f->n_runs = sp->n_runs;
     memcpy(f->runs, sp->runs, sp->n_runs * sizeof *f->runs);
@@ -160,7 +159,6 @@ void engine__send_ticks(struct engine *e, int64_t now)
         sched_commit(e->sched, e->sched_plan);
         trace_event("tick", (int64_t)e->sched_plan->tick, e->sched_plan->n_rows, e->sched_plan->n_runs,
                     e->sched_plan->budget_us);
-        e->metrics.ticks++;
         e->dirty = 1;
         reserve_ahead(e, e->sched_plan);
         if (pipeline_send(e->pipeline, e->plan, now) != STATUS_OK)

@@ -373,10 +373,10 @@ static void on_get_status(void *ctx, struct service_status *out)
             out->gateways[out->n_gateways++] = s->gateways[i].process;
 }
 
-static void on_get_metrics(void *ctx, struct buf *out)
+static void on_get_metrics(void *ctx, enum metric_aliases aliases, struct buf *out)
 {
     struct service *s = ctx;
-    engine_metrics(s->o.engine, out);
+    engine_metrics(s->o.engine, aliases, out);
 }
 
 static void on_drain(void *ctx, int on)

@@ -121,7 +121,7 @@ void stage_table_claim(struct stage_table *t, uint64_t id, const struct msg_hell
     uint32_t restarts = e->restarts + (e->hello.incarnation != 0 && e->hello.incarnation != hello->incarnation);
     enum stage_state state = e->state;
     *e = (struct stage_entry){.state = state, .attachment = id, .hello = *hello, .restarts = restarts, .assigned_ns = now_ns,
-                              .heard_ns = now_ns, .progress_ns = now_ns, .busy_since_ns = now_ns};
+                              .heard_ns = now_ns, .progress_ns = now_ns, .window.since_ns = now_ns};
     a->stage = (int)hello->stage;
     move(t, hello->stage, STAGE_LOADING);
     ASSERT(stage_table__check(t, &(const char *){0}));
@@ -182,20 +182,33 @@ void stage_table_heartbeat(struct stage_table *t, uint32_t stage, const struct m
     stage_table_progress(t, stage, h->layer_counter, now_ns);
 }
 
+static double share(uint64_t us, int64_t span_ns)
+{
+    double ratio = span_ns > 0 ? (double)us * 1e3 / (double)span_ns : 0;
+    return ratio > 1 ? 1 : ratio;
+}
+
+static struct stage_load load_of(const struct stage_window *w, int64_t now_ns)
+{
+    int64_t span_ns = now_ns - w->since_ns;
+    return (struct stage_load){share(w->busy_us, span_ns), share(w->bubble_us, span_ns), w->n_ticks ? w->hop_us / w->n_ticks : 0};
+}
+
 void stage_table_timing(struct stage_table *t, const struct stage_timing *timing, int64_t now_ns)
 {
     if (timing->stage >= t->n_stages)
         return;
     struct stage_entry *e = &t->stage[timing->stage];
-    int64_t span = now_ns - e->busy_since_ns;
-    e->busy_us += timing->compute_us;
+    struct stage_window *w = &e->window;
+    w->busy_us += timing->compute_us;
+    w->bubble_us += timing->wait_data_us;
+    w->hop_us += timing->send_us;
+    w->n_ticks++;
     e->last_tick_ns = now_ns;
-    if (span < NS_PER_S)
+    if (now_ns - w->since_ns < NS_PER_S)
         return;
-    double ratio = (double)e->busy_us * 1e3 / (double)span;
-    e->busy_ratio = ratio > 1 ? 1 : ratio;
-    e->busy_us = 0;
-    e->busy_since_ns = now_ns;
+    e->load = load_of(w, now_ns);
+    *w = (struct stage_window){.since_ns = now_ns};
 }
 
 void stage_table_skip(struct stage_table *t, int64_t gap_ns)
@@ -249,6 +262,12 @@ uint64_t stage_table_tick_age_ms(const struct stage_table *t, uint32_t stage, in
 {
     int64_t last_ns = t->stage[stage].last_tick_ns;
     return last_ns == 0 || now_ns < last_ns ? 0 : (uint64_t)((now_ns - last_ns) / NS_PER_MS);
+}
+
+struct stage_load stage_table_load(const struct stage_table *t, uint32_t stage, int64_t now_ns)
+{
+    const struct stage_entry *e = &t->stage[stage];
+    return now_ns - e->window.since_ns > NS_PER_S ? load_of(&e->window, now_ns) : e->load;
 }
 
 int stage_table__check(const struct stage_table *t, const char **why)

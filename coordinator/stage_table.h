@@ -42,9 +42,15 @@ struct stage_entry {
     uint64_t acked, linked;    /* epoch numbers it acknowledged and said READY for, 0: none */
     uint32_t missed_steps;     /* deadlines of epoch steps it missed in a row */
     int64_t last_tick_ns;      /* when a timing of it last came, 0: never */
-    int64_t busy_since_ns;     /* start of the window of busy_ratio */
-    uint64_t busy_us;          /* compute time in it */
-    double busy_ratio;         /* of the last full window, 0..1 */
+    struct stage_window {
+        int64_t since_ns;      /* its start */
+        uint64_t busy_us, bubble_us, hop_us, n_ticks; /* sums over the timings in it */
+    } window;                  /* the present one; it ends with the first timing after a second */
+    struct stage_load {
+        double busy_ratio;     /* computing, 0..1 */
+        double bubble_ratio;   /* waiting for rows with a plan in hand, 0..1 */
+        uint64_t hop_us;       /* mean time of a send */
+    } load;                    /* of the last full window; stage_table_load */
 };
 
 struct stage_attachment {
@@ -90,6 +96,8 @@ uint64_t stage_table_highest_epoch(const struct stage_table *t); /* over what th
 uint32_t stage_table_smallest_pool(const struct stage_table *t); /* blocks, over LINKING and READY stages */
 /* "attaching", "loading", "linking", "ready", "lost" */
 const char *stage_state_name(enum stage_state s);
+/* What it did in the last second or so; while nothing comes the present window grows, and the load falls. */
+struct stage_load stage_table_load(const struct stage_table *t, uint32_t stage, int64_t now_ns);
 /* Milliseconds since its last timing; 0 when it never had one. */
 uint64_t stage_table_tick_age_ms(const struct stage_table *t, uint32_t stage, int64_t now_ns);
 

@@ -20,6 +20,8 @@ struct backend {
     struct rpc_channel *channel;
     char secret[65], host[64];
     uint32_t pid;
+    enum metric_aliases aliases;
+    int64_t created_ns;
     int64_t poll_at_ns, model_at_ns, metrics_at_ns; /* the watcher's thread */
     atomic_int status_out, model_out, metrics_out;  /* calls under way */
 
@@ -47,7 +49,7 @@ static void on_status(void *ctx, const struct error *err, const struct service_s
     int was_silent = b->silent;
     b->silent = !ok;
     if (ok) {
-        b->status = *s;
+        service_status_copy(&b->status, s);
         b->answered_ns = clock_now_ns();
     }
     pthread_mutex_unlock(&b->lock);
@@ -94,6 +96,8 @@ enum status backend_create(struct rpc_loop *loop, const struct config *c, struct
     buf_init(&b->metrics, METRICS_MAX_BYTES);
     gethostname(b->host, sizeof b->host - 1);
     b->pid = (uint32_t)getpid();
+    b->aliases = backend_aliases(c);
+    b->created_ns = clock_now_ns();
     enum status s = config_secret(c, b->secret, err);
     struct rpc_options o = {
         .secret = b->secret, .max_message_bytes = c->max_body_mib << 20, .heartbeat_ms = (int)c->heartbeat_ms};
@@ -140,7 +144,7 @@ void backend_tick(struct backend *b, int64_t now_ns)
     }
     if (now_ns >= b->metrics_at_ns && !atomic_exchange(&b->metrics_out, 1)) {
         b->metrics_at_ns = now_ns + BACKEND_METRICS_MS * NS_PER_MS;
-        if (admin_get_metrics(b->channel, CALL_TIMEOUT_MS, on_metrics, b) != STATUS_OK)
+        if (admin_get_metrics(b->channel, b->aliases, CALL_TIMEOUT_MS, on_metrics, b) != STATUS_OK)
             atomic_store(&b->metrics_out, 0);
     }
 }
@@ -164,12 +168,19 @@ int backend_ready(struct backend *b)
     return ready;
 }
 
-void backend_metrics(struct backend *b, struct buf *out)
+int backend_metrics(struct backend *b, struct buf *out)
 {
     pthread_mutex_lock(&b->lock);
-    if (is_heard(b))
+    int heard = is_heard(b) && b->metrics.len > 0;
+    if (heard)
         buf_append(out, b->metrics.data, b->metrics.len);
     pthread_mutex_unlock(&b->lock);
+    return heard;
+}
+
+enum metric_aliases backend_aliases(const struct config *c)
+{
+    return strcmp(c->metrics_aliases, "vllm") == 0 ? METRIC_ALIASES_VLLM : METRIC_ALIASES_NONE;
 }
 
 void backend_add_self(const struct backend *b, struct service_status *s)
@@ -187,7 +198,8 @@ void backend_add_self(const struct backend *b, struct service_status *s)
 void backend_status(struct backend *b, struct service_status *out)
 {
     pthread_mutex_lock(&b->lock);
-    *out = b->status;
+    service_status_copy(out, &b->status);
+    out->age_ms = (uint64_t)((clock_now_ns() - (b->answered_ns ? b->answered_ns : b->created_ns)) / NS_PER_MS);
     out->ready = is_ready(b);
     pthread_mutex_unlock(&b->lock);
     backend_add_self(b, out);

@@ -32,12 +32,15 @@ struct rpc_channel *backend_channel(struct backend *b);
 void backend_tick(struct backend *b, int64_t now_ns);
 
 int backend_ready(struct backend *b);
-/* The last status, with ready as backend_ready has it and this gateway in the list. */
+/* The last status, with its age, ready as backend_ready has it and this gateway in the list. */
 void backend_status(struct backend *b, struct service_status *out);
 /* Puts this gateway into a status that came fresh. */
 void backend_add_self(const struct backend *b, struct service_status *s);
-/* Appends the last metrics page; nothing while the coordinator is silent: stale numbers would look like live ones. */
-void backend_metrics(struct backend *b, struct buf *out);
+/* Appends the last metrics page; nothing while the coordinator is silent: stale numbers would look like live ones. 1: there
+ * was one. */
+int backend_metrics(struct backend *b, struct buf *out);
+/* The names that --metrics-aliases asks for. */
+enum metric_aliases backend_aliases(const struct config *c);
 /* Returns 0 while the model is not known yet. */
 int backend_model(struct backend *b, struct model_card *out);
 /* Index of a name of the card, 0 for "", or -1. */

@@ -46,7 +46,9 @@ static void write_stages(struct buf *b, const struct service_status *s)
         buf_printf(b, ",\"weight_bytes\":%llu,\"kv_bytes\":%llu,\"restarts\":%u,\"busy_ratio\":", (u64)t->weight_bytes,
                    (u64)t->kv_bytes, t->restarts);
         json_out_real(b, t->busy_ratio);
-        buf_printf(b, ",\"tick_age_ms\":%llu}", (u64)t->tick_age_ms);
+        buf_text(b, ",\"bubble_ratio\":");
+        json_out_real(b, t->bubble_ratio);
+        buf_printf(b, ",\"hop_us\":%llu,\"tick_age_ms\":%llu}", (u64)t->hop_us, (u64)t->tick_age_ms);
     }
     buf_text(b, "]");
 }
@@ -68,6 +70,15 @@ static void write_head(struct buf *b, const struct service_status *s)
                s->model_vocabulary);
 }
 
+static void write_ticks(struct buf *b, const struct service_status *s)
+{
+    buf_printf(b,
+               ",\"ticks\":{\"sent\":%llu,\"in_flight\":%u,\"window\":%u,\"streams\":%u,\"readers\":%u,\"starved\":%u,"
+               "\"period_us\":%u,\"budget_us\":%u,\"bank_us\":%d,\"bank_bound_us\":%u,\"stall_unmet\":%s}",
+               (u64)s->ticks_sent, s->ticks_in_flight, s->tick_window, s->tick_streams, s->tick_readers, s->tick_starved,
+               s->tick_period_us, s->tick_budget_us, s->bank_us, s->bank_bound_us, yes((int)s->stall_unmet));
+}
+
 void status_json_write(struct buf *b, const struct service_status *s)
 {
     write_head(b, s);
@@ -84,8 +95,11 @@ void status_json_write(struct buf *b, const struct service_status *s)
                "tokens\":%llu}",
                (u64)s->queue_requests, (u64)s->queue_tokens, (u64)s->queue_oldest_ms, (u64)s->queue_limit_requests,
                (u64)s->queue_limit_tokens);
-    buf_printf(b, ",\"blocks\":{\"size\":%u,\"total\":%u,\"free\":%u,\"cached\":%u,\"live\":%u,\"draining\":%u}",
-               s->block_size, s->blocks_total, s->blocks_free, s->blocks_cached, s->blocks_live, s->blocks_draining);
+    buf_printf(b,
+               ",\"blocks\":{\"size\":%u,\"total\":%u,\"free\":%u,\"cached\":%u,\"live\":%u,\"draining\":%u,"
+               "\"promised\":%u,\"evicted\":%llu}",
+               s->block_size, s->blocks_total, s->blocks_free, s->blocks_cached, s->blocks_live, s->blocks_draining,
+               s->blocks_promised, (u64)s->blocks_evicted);
     buf_text(b, ",\"coordinator\":");
     write_process(b, &s->coordinator);
     buf_text(b, ",\"gateways\":[");
@@ -95,5 +109,6 @@ void status_json_write(struct buf *b, const struct service_status *s)
     }
     buf_text(b, "]");
     write_stages(b, s);
-    buf_printf(b, ",\"ticks\":{\"sent\":%llu,\"in_flight\":%u}}", (u64)s->ticks_sent, s->ticks_in_flight);
+    write_ticks(b, s);
+    buf_printf(b, ",\"age_ms\":%llu}", (u64)s->age_ms);
 }

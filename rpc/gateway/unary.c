@@ -198,7 +198,7 @@ static void reply_status(struct exchange *x, const struct service_status *fresh,
 {
     struct error err;
     struct buf b;
-    struct service_status *s = malloc(sizeof *s); /* 100 KiB: not on a stack */
+    struct service_status *s = malloc(sizeof *s);
     if (!s) {
         error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the status");
         pthread_mutex_lock(&x->lock);
@@ -207,7 +207,7 @@ static void reply_status(struct exchange *x, const struct service_status *fresh,
         return;
     }
     if (fresh) {
-        *s = *fresh;
+        service_status_copy(s, fresh);
         backend_add_self(x->gw->backend, s);
     } else {
         backend_status(x->gw->backend, s);
@@ -276,17 +276,31 @@ void unary_join_metrics(struct buf *out, const char *text, size_t len, unsigned 
                write_stalled);
 }
 
-/* text NULL: the last page. */
+/* What the gateway itself knows. Without the coordinator there are no other numbers: those of its last page would look like
+ * live ones. */
+static void write_own(struct buf *out, int coordinator_up)
+{
+    if (!coordinator_up)
+        buf_text(out, "# HELP sluice_ready 1 when the pipeline serves.\n# TYPE sluice_ready gauge\nsluice_ready 0\n");
+    buf_printf(out,
+               "# HELP sluice_coordinator_up 1 when the coordinator answers this gateway.\n# TYPE sluice_coordinator_up gauge\n"
+               "sluice_coordinator_up %d\n",
+               coordinator_up);
+}
+
+/* text NULL: the last page, if it is not too old. */
 static void reply_metrics(struct exchange *x, const char *text, size_t len)
 {
     struct buf b, last;
     buf_init(&b, REPLY_MAX_BYTES);
     buf_init(&last, REPLY_MAX_BYTES);
+    int up = text != NULL;
     if (!text) {
-        backend_metrics(x->gw->backend, &last);
+        up = backend_metrics(x->gw->backend, &last);
         text = last.data;
         len = last.len;
     }
+    write_own(&b, up);
     unary_join_metrics(&b, text, len, atomic_load(&x->gw->write_stalled));
     buf_fini(&last);
     pthread_mutex_lock(&x->lock);
@@ -304,7 +318,7 @@ static void on_metrics(void *ctx, const struct error *err, const char *text, siz
 void unary_start_metrics(struct exchange *x)
 {
     exchange_retain(x);
-    if (admin_get_metrics(backend_channel(x->gw->backend), METRICS_TIMEOUT_MS, on_metrics, x) != STATUS_OK) {
+    if (admin_get_metrics(backend_channel(x->gw->backend), backend_aliases(x->gw->config), METRICS_TIMEOUT_MS, on_metrics, x) != STATUS_OK) {
         reply_metrics(x, NULL, 0);
         exchange_release(x);
     }

@@ -35,9 +35,11 @@ enum status admin_get_status(struct rpc_channel *c, int timeout_ms, status_done 
     return unary_client_start(c, "/sluice.v1.Admin/GetStatus", &m.base, timeout_ms, status_arrived, (unary_done *)done, ctx);
 }
 
-enum status admin_get_metrics(struct rpc_channel *c, int timeout_ms, metrics_done *done, void *ctx)
+enum status admin_get_metrics(struct rpc_channel *c, enum metric_aliases aliases, int timeout_ms, metrics_done *done, void *ctx)
 {
     Sluice__V1__GetMetricsRequest m = SLUICE__V1__GET_METRICS_REQUEST__INIT;
+    if (aliases == METRIC_ALIASES_VLLM)
+        m.aliases = (ProtobufCBinaryData){.len = 4, .data = (uint8_t *)(uintptr_t)"vllm"};
     return unary_client_start(c, "/sluice.v1.Admin/GetMetrics", &m.base, timeout_ms, metrics_arrived, (unary_done *)done, ctx);
 }
 

@@ -85,7 +85,7 @@ static void see_gateway(struct rpc_call *c)
 
 static grpc_byte_buffer *snapshot(struct admin *a)
 {
-    memset(&a->status, 0, sizeof a->status);
+    memset(&a->status, 0, offsetof(struct service_status, slots));
     a->svc.get_status(a->svc.ctx, &a->status);
     return admin_wire_pack(&a->status);
 }
@@ -99,16 +99,32 @@ static void on_get_status(struct rpc_call *c, grpc_byte_buffer *b)
     rpc_call_finish(c, NULL);
 }
 
+static enum status aliases_named(ProtobufCBinaryData name, enum metric_aliases *out, struct error *err)
+{
+    if (name.len && (name.len != 4 || memcmp(name.data, "vllm", 4) != 0))
+        return error_param(err, STATUS_BAD_REQUEST, "aliases", "", "metric names as '%.*s': there are those of vllm",
+                           (int)(name.len < 40 ? name.len : 40), (const char *)name.data);
+    *out = name.len ? METRIC_ALIASES_VLLM : METRIC_ALIASES_NONE;
+    return STATUS_OK;
+}
+
 static void on_get_metrics(struct rpc_call *c, grpc_byte_buffer *b)
 {
     struct admin *a = c->service;
     Sluice__V1__GetMetricsResponse m = SLUICE__V1__GET_METRICS_RESPONSE__INIT;
     struct buf text;
-    if (!asked(c, b, &sluice__v1__get_metrics_request__descriptor))
+    enum metric_aliases aliases;
+    struct error err;
+    const Sluice__V1__GetMetricsRequest *request = asked(c, b, &sluice__v1__get_metrics_request__descriptor);
+    if (!request)
         return;
+    if (aliases_named(request->aliases, &aliases, &err) != STATUS_OK) {
+        rpc_call_finish(c, &err);
+        return;
+    }
     see_gateway(c);
     buf_init(&text, METRICS_MAX_BYTES);
-    a->svc.get_metrics(a->svc.ctx, &text);
+    a->svc.get_metrics(a->svc.ctx, aliases, &text);
     m.text = (ProtobufCBinaryData){.len = text.len, .data = (uint8_t *)text.data};
     reply(c, text.failed ? NULL : message_pack(&m.base));
     buf_fini(&text);

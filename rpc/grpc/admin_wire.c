@@ -14,7 +14,9 @@
     X(decoding) X(parked) X(accepted) X(done) X(failed) X(cancelled) X(queue_requests) \
     X(queue_tokens) X(queue_oldest_ms) X(queue_limit_requests) X(queue_limit_tokens) X(block_size) \
     X(blocks_total) X(blocks_free) X(blocks_cached) X(blocks_live) X(blocks_draining) \
-    X(ticks_sent) X(ticks_in_flight)
+    X(ticks_sent) X(ticks_in_flight) X(blocks_promised) X(blocks_evicted) X(tick_window) \
+    X(tick_streams) X(tick_readers) X(tick_period_us) X(tick_budget_us) X(bank_us) \
+    X(bank_bound_us) X(stall_unmet) X(tick_starved)
 #define STATUS_TEXTS(X) \
     X(version) X(model_id) X(architecture) X(profile)
 #define SLOT_NUMBERS(X) \
@@ -23,7 +25,7 @@
     X(state) X(request)
 #define STAGE_NUMBERS(X) \
     X(stage) X(pid) X(first_layer) X(end_layer) X(restarts) X(weight_bytes) X(kv_bytes) \
-    X(tick_age_ms) X(busy_ratio)
+    X(tick_age_ms) X(busy_ratio) X(bubble_ratio) X(hop_us)
 #define STAGE_TEXTS(X) \
     X(host) X(state) X(backend)
 
@@ -33,10 +35,10 @@
 #define UNPACK_TEXT(f) FIELD_PB(s->f, m->f);
 
 struct parts {
-    Sluice__V1__SlotStatus slots[STATUS_MAX_SLOTS], *slot_pointers[STATUS_MAX_SLOTS];
     Sluice__V1__StageStatus stages[STATUS_MAX_STAGES], *stage_pointers[STATUS_MAX_STAGES];
     Sluice__V1__ProcessStatus gateways[STATUS_MAX_GATEWAYS], *gateway_pointers[STATUS_MAX_GATEWAYS];
     Sluice__V1__ProcessStatus coordinator;
+    Sluice__V1__SlotStatus slots[]; /* n_slots, and as many pointers behind them */
 };
 
 static void pack_slot(const struct slot_status *s, Sluice__V1__SlotStatus *m)
@@ -68,7 +70,8 @@ static size_t at_most(size_t n, size_t max)
 grpc_byte_buffer *admin_wire_pack(const struct service_status *s)
 {
     Sluice__V1__ServiceStatus status = SLUICE__V1__SERVICE_STATUS__INIT, *m = &status;
-    struct parts *p = malloc(sizeof *p);
+    size_t n_slots = at_most(s->n_slots, STATUS_MAX_SLOTS);
+    struct parts *p = malloc(sizeof *p + n_slots * (sizeof p->slots[0] + sizeof m->slots[0]));
     if (!p)
         return NULL;
     STATUS_NUMBERS(PACK_NUMBER)
@@ -79,10 +82,10 @@ grpc_byte_buffer *admin_wire_pack(const struct service_status *s)
     m->gateways = p->gateway_pointers;
     for (size_t i = 0; i < m->n_gateways; i++)
         pack_process(&s->gateways[i], p->gateway_pointers[i] = &p->gateways[i]);
-    m->n_slots = at_most(s->n_slots, STATUS_MAX_SLOTS);
-    m->slots = p->slot_pointers;
-    for (size_t i = 0; i < m->n_slots; i++)
-        pack_slot(&s->slots[i], p->slot_pointers[i] = &p->slots[i]);
+    m->n_slots = n_slots;
+    m->slots = (Sluice__V1__SlotStatus **)(void *)(p->slots + n_slots);
+    for (size_t i = 0; i < n_slots; i++)
+        pack_slot(&s->slots[i], m->slots[i] = &p->slots[i]);
     m->n_stages = at_most(s->n_stages, STATUS_MAX_STAGES);
     m->stages = p->stage_pointers;
     for (size_t i = 0; i < m->n_stages; i++)
@@ -94,6 +97,7 @@ grpc_byte_buffer *admin_wire_pack(const struct service_status *s)
 
 static void unpack_slot(const Sluice__V1__SlotStatus *m, struct slot_status *s)
 {
+    memset(s, 0, sizeof *s);
     SLOT_NUMBERS(UNPACK_NUMBER)
     SLOT_TEXTS(UNPACK_TEXT)
 }
@@ -115,7 +119,7 @@ enum status admin_wire_unpack(const void *data, size_t len, struct arena *a, str
     Sluice__V1__ServiceStatus *m = message_unpack(&sluice__v1__service_status__descriptor, a, data, len);
     if (!m)
         return error_set(err, STATUS_PROTOCOL, "%zu bytes are no ServiceStatus", len);
-    memset(s, 0, sizeof *s);
+    memset(s, 0, offsetof(struct service_status, slots));
     STATUS_NUMBERS(UNPACK_NUMBER)
     STATUS_TEXTS(UNPACK_TEXT)
     if (m->coordinator)

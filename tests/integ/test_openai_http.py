@@ -88,6 +88,7 @@ def test_status_and_metrics_have_their_shape():
     assert s["gateways"][0]["pid"] == bed.gateway.pid
     status, text = bed.get("/metrics")
     assert status == 200 and "sluice_ticks_total 5" in text
+    assert "\nsluice_coordinator_up 1\n" in text and "vllm:" not in text
     assert text.count("# TYPE sluice_write_stalled_total") == 1 and re.search(r"^sluice_write_stalled_total \d+$", text, re.M)
     assert bed.get("/version")[1]["version"].startswith("sluice ")
 
@@ -377,10 +378,28 @@ def test_without_a_coordinator_requests_get_503_and_health_says_so():
         assert e["type"] == "overloaded_error" and e["retryable"] is True
         status, s = b.get("/v1/status")
         assert status == 200 and s["ready"] is False
-        assert b.get("/metrics")[0] == 200 and b.get("/v1/models")[0] == 503
+        assert s["age_ms"] >= 0 and b.get("/v1/models")[0] == 503
+        away = b.get("/metrics")
+        assert away[0] == 200 and "\nsluice_ready 0\n" in away[1] and "\nsluice_coordinator_up 0\n" in away[1]
+        assert "\nsluice_write_stalled_total 0\n" in away[1] and "sluice_ticks_total" not in away[1]
         b.start_coordinator()
         wait_for(lambda: b.get("/ready")[0] == 200, 3, "ready")
         assert b.chat("say=back")[0] == 200
+
+
+def test_status_and_metrics_of_a_coordinator_that_went_tell_no_old_numbers_as_new_ones():
+    with Bed("--metrics-aliases", "vllm") as b:
+        assert b.get("/v1/status")[1]["age_ms"] == 0
+        assert "vllm:num_requests_running 0" in b.get("/metrics")[1]
+        b.kill_coordinator()
+        wait_for(lambda: "sluice_coordinator_up 0" in b.get("/metrics")[1], 1.5, "it is told")
+        started = time.monotonic()
+        page, s = b.get("/metrics")[1], b.get("/v1/status")[1]
+        assert time.monotonic() - started < 0.5
+        assert "sluice_ready 0" in page and "sluice_ticks_total" not in page and "vllm:" not in page
+        assert s["ready"] is False and s["age_ms"] > 100
+        time.sleep(0.3)
+        assert b.get("/v1/status")[1]["age_ms"] > s["age_ms"] + 250
 
 
 def test_a_short_absence_of_the_coordinator_is_a_pause():
@@ -499,7 +518,7 @@ def test_a_taken_address_is_one_line_and_exit_code_4():
     r = subprocess.run([GATEWAY, "--coordinator", "127.0.0.1:1", "--http", f"127.0.0.1:{bed.port}"], stderr=subprocess.PIPE, timeout=20)
     assert r.returncode == 4 and r.stderr.count(b"\n") == 1 and b"in use" in r.stderr, r
     for flags in ([], ["--coordinator", "x:1", "--http", "nonsense"], ["--coordinator", "x:1", "--nothing", "1"],
-                  ["--coordinator", "x:1", "--metrics-aliases", "vllm"]):
+                  ["--coordinator", "x:1", "--metrics-aliases", "grafana"]):
         r = subprocess.run([GATEWAY, *flags], stderr=subprocess.PIPE, timeout=20)
         assert r.returncode == 2 and r.stderr.count(b"\n") == 1, (flags, r)
 

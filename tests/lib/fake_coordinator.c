@@ -406,9 +406,11 @@ static void on_status(void *ctx, struct service_status *s)
     }
 }
 
-static void on_metrics(void *ctx, struct buf *out)
+static void on_metrics(void *ctx, enum metric_aliases aliases, struct buf *out)
 {
     (void)ctx;
+    if (aliases == METRIC_ALIASES_VLLM)
+        buf_text(out, "# HELP vllm:num_requests_running x\n# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0\n");
     buf_printf(out, "# HELP sluice_ticks_total Ticks.\n# TYPE sluice_ticks_total counter\nsluice_ticks_total 5\n"
                     "# HELP sluice_write_stalled_total x\n# TYPE sluice_write_stalled_total counter\n"
                     "sluice_write_stalled_total 0\n");

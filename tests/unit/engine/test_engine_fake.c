@@ -347,7 +347,7 @@ static void engine_without_a_stage_refuses_after_the_recovery_time(void **state)
     engine_count_refused(engine_bed_engine(t->b), STATUS_DRAINING); /* what never came so far */
     engine_count_refused(engine_bed_engine(t->b), STATUS_BAD_REQUEST);
     usleep(100 * 1000);
-    engine_metrics(engine_bed_engine(t->b), &page);
+    engine_metrics(engine_bed_engine(t->b), METRIC_ALIASES_NONE, &page);
     assert_non_null(strstr(page.data, "sluice_queue_rejected_total{reason=\"draining\"} 1\n"));
     assert_non_null(strstr(page.data, "sluice_queue_rejected_total{reason=\"not_ready\"} 1\n"));
     assert_non_null(strstr(page.data, "sluice_queue_rejected_total{reason=\"queue_full\"} 0\n"));

@@ -191,13 +191,15 @@ static void text_that_is_not_utf8_still_gives_valid_json(void **state)
 static void the_status_has_every_field_of_the_interface(void **state)
 {
     static const char *const names[] = {"service", "version", "live",   "ready",  "epoch",  "uptime_s",    "model",    "concurrency",
-                                        "requests", "slots",  "queue",  "blocks", "stages", "coordinator", "gateways", "ticks"};
+                                        "requests", "slots",  "queue",  "blocks", "stages", "coordinator", "gateways", "ticks",
+                                        "age_ms"};
     struct service_status *s = calloc(1, sizeof *s);
     struct buf b;
     (void)state;
     assert_non_null(s);
     s->n_slots = s->n_stages = s->n_gateways = 2;
     s->stages[1] = (struct stage_status){.stage = 1, .first_layer = 15, .end_layer = 30, .host = "n\"1", .state = "ready"};
+    s->bank_us = -7;
     buf_init(&b, 1 << 20);
     status_json_write(&b, s);
     json_t *v = object(b.data, b.len);
@@ -206,6 +208,13 @@ static void the_status_has_every_field_of_the_interface(void **state)
             fail_msg("%s is missing", names[i]);
     json_t *stage = json_array_get(json_object_get(v, "stages"), 1);
     assert_int_equal(json_integer_value(json_array_get(json_object_get(stage, "layers"), 1)), 30);
+    json_t *ticks = json_object_get(v, "ticks");
+    static const char *const of_ticks[] = {"sent", "in_flight", "window", "streams", "readers", "starved",
+                                           "period_us", "budget_us", "bank_us", "bank_bound_us", "stall_unmet"};
+    for (size_t i = 0; i < sizeof of_ticks / sizeof of_ticks[0]; i++)
+        if (!json_object_get(ticks, of_ticks[i]))
+            fail_msg("ticks.%s is missing", of_ticks[i]);
+    assert_int_equal(json_integer_value(json_object_get(ticks, "bank_us")), -7);
     json_decref(v);
     buf_fini(&b);
     free(s);

@@ -94,10 +94,10 @@ static void on_status(void *ctx, struct service_status *s)
     snprintf(s->version, sizeof s->version, "test");
 }
 
-static void on_metrics(void *ctx, struct buf *out)
+static void on_metrics(void *ctx, enum metric_aliases aliases, struct buf *out)
 {
     (void)ctx;
-    buf_text(out, "sluice_epoch 1\n");
+    buf_text(out, aliases == METRIC_ALIASES_VLLM ? "sluice_epoch 1\nvllm:epoch 1\n" : "sluice_epoch 1\n");
 }
 
 static void on_drain(void *ctx, int on)

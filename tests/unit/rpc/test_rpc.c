@@ -230,14 +230,17 @@ static void admin_status(void *ctx, struct service_status *out)
         snprintf(out->slots[i].request, sizeof out->slots[i].request, "req-%u", i);
     }
     out->n_stages = 2;
-    out->stages[1] = (struct stage_status){1, 4711, 15, 30, 2, "n1", "ready", "cpu", 1ull << 33, 1ull << 30, 3, 0.5};
+    out->stages[1] = (struct stage_status){1, 4711, 15, 30, 2, "n1", "ready", "cpu", 1ull << 33, 1ull << 30, 3, 0.5, 0.25, 70};
     out->ticks_in_flight = 3;
+    out->blocks_evicted = 1ull << 40;
+    out->bank_bound_us = 300000;
+    out->stall_unmet = 1;
 }
 
-static void admin_metrics(void *ctx, struct buf *out)
+static void admin_metrics(void *ctx, enum metric_aliases aliases, struct buf *out)
 {
     (void)ctx;
-    buf_text(out, "sluice_epoch 3\n");
+    buf_text(out, aliases == METRIC_ALIASES_VLLM ? "vllm:x 4\n" : "sluice_epoch 3\n");
 }
 
 static void admin_drain(void *ctx, int on)
@@ -258,7 +261,7 @@ static void on_status(void *ctx, const struct error *err, const struct service_s
 {
     (void)ctx;
     if (err->status == STATUS_OK)
-        a.got = *s;
+        service_status_copy(&a.got, s);
     done(err);
 }
 
@@ -293,10 +296,13 @@ static void admin_answers_and_learns_of_the_gateway(void **state)
     assert_int_equal(a.n_gateways, 1);
     assert_string_equal(a.host, "gw-host");
     assert_int_equal(a.pid, 99);
-    assert_int_equal(admin_get_metrics(c, 1000, on_metrics, NULL), STATUS_OK);
+    assert_int_equal(admin_get_metrics(c, METRIC_ALIASES_NONE, 1000, on_metrics, NULL), STATUS_OK);
     fixture_wait(&f, &u.n_done, 2, 2000);
     assert_int_equal(u.len, 15);
     assert_memory_equal(u.text, "sluice_epoch 3\n", 15);
+    assert_int_equal(admin_get_metrics(c, METRIC_ALIASES_VLLM, 1000, on_metrics, NULL), STATUS_OK);
+    fixture_wait(&f, &u.n_done, 3, 2000);
+    assert_memory_equal(u.text, "vllm:x 4\n", u.len);
     rpc_channel_destroy(c);
     rpc_server_destroy(s, 0);
     fixture_stop(&f);

@@ -194,6 +194,9 @@ def check_unary_and_admin(channel, stubs):
     assert 0.25 < time.monotonic() - start < 2
     watch.cancel()
     assert stubs("sluice.v1.Admin", "GetMetrics", stubs.message("sluice.v1.GetMetricsRequest")()).text == "sluice_epoch 1\n"
+    aliased = stubs.message("sluice.v1.GetMetricsRequest")
+    assert stubs("sluice.v1.Admin", "GetMetrics", aliased(aliases="vllm")).text.endswith("vllm:epoch 1\n")
+    expect(grpc.StatusCode.INVALID_ARGUMENT, lambda: stubs("sluice.v1.Admin", "GetMetrics", aliased(aliases="nobody")))
     drain = stubs.message("sluice.v1.DrainRequest")()
     expect(grpc.StatusCode.UNAUTHENTICATED, lambda: stubs("sluice.v1.Admin", "Drain", drain))
     expect(grpc.StatusCode.UNAUTHENTICATED,
