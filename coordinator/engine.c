@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
@@ -277,10 +278,14 @@ static enum status create_tables(struct engine *e, struct error *err)
     struct pipeline_options po = {.config = c, .split = e->o.split, .n_layers = e->o.model->hp.n_layers,
                                   .context = e->context, .max_rows = e->max_rows};
     memcpy(po.model_hash, e->o.model->hash, sizeof po.model_hash);
+    struct blocks_options bo = {.n_slots = e->n_slots, .context = e->context, .kv_block = (uint32_t)c->kv_block,
+                                .hash_bits = e->o.hash_bits, .group = {.kind = KV_PAGED}};
+    if (getrandom(&bo.hash_key, sizeof bo.hash_key, 0) != sizeof bo.hash_key)
+        return error_set(err, STATUS_IO, "no random key for the prefix map");
     uint32_t per_sequence = (e->context + (uint32_t)c->kv_block - 1) / (uint32_t)c->kv_block;
     enum status s = slots_create(e->n_slots, &e->slots);
     if (s == STATUS_OK)
-        s = blocks_create(0, e->n_slots, e->context, (uint32_t)c->kv_block, &e->blocks);
+        s = blocks_create(&bo, &e->blocks);
     if (s == STATUS_OK)
         s = admission_create(&limits, &e->admission);
     if (s == STATUS_OK)
@@ -309,7 +314,8 @@ static enum status create_rings(struct engine *e)
     if (!e->flights || !e->by_slot || !e->closes || !e->scratch || !e->snapshot || !e->spare || !e->results)
         return STATUS_OUT_OF_MEMORY;
     for (uint32_t i = 0; i < e->window; i++)
-        if (!(e->flights[i].runs = calloc(e->max_rows, sizeof *e->flights[i].runs)))
+        if (!(e->flights[i].runs = calloc(e->max_rows, sizeof *e->flights[i].runs)) ||
+            !(e->flights[i].again = calloc(e->max_rows, sizeof *e->flights[i].again)))
             return STATUS_OUT_OF_MEMORY;
     TRY(queue_create(ENGINE_INBOX, sizeof(struct engine_message), &e->inbox));
     TRY(queue_create(e->n_results, sizeof(struct result *), &e->free_results));
@@ -335,6 +341,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     e->window = e->n_stages + 1;
     list_init(&e->queued);
     list_init(&e->running);
+    list_init(&e->parked);
     atomic_init(&e->idle, 1);
     pthread_mutex_init(&e->snapshot_lock, NULL);
     enum status s = create_tables(e, err);
@@ -376,8 +383,10 @@ void engine_destroy(struct engine *e)
     engine_stop(e);
     for (uint32_t i = 0; e->results && i < e->n_results; i++)
         result_destroy(e->results[i]);
-    for (uint32_t i = 0; e->flights && i < e->window; i++)
+    for (uint32_t i = 0; e->flights && i < e->window; i++) {
         free(e->flights[i].runs);
+        free(e->flights[i].again);
+    }
     free(e->results);
     free(e->flights);
     free(e->by_slot);

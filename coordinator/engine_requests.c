@@ -5,6 +5,7 @@
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
+#include "common/base/rand.h"
 #include "common/base/trace.h"
 
 #define LOG_MODULE "engine"
@@ -23,24 +24,30 @@ static struct request *of_item(struct admission_item *i)
     return LIST_ENTRY(i, struct request, item);
 }
 
-static uint64_t client_hash(const char *client)
+static uint64_t hash_text(const char *text)
 {
     uint64_t h = 14695981039346656037ull;
-    for (const char *p = client; *p; p++)
+    for (const char *p = text; *p; p++)
         h = (h ^ (unsigned char)*p) * 1099511628211ull;
     return h ? h : 1;
 }
 
-/* Positions that the request can need at most: the last id of an answer is never fed back. */
-static uint32_t positions_needed(const struct request *r)
+/* A tenant's blocks are found by its requests alone, and by none that another numerics profile computed. */
+static void set_salt(const struct engine *e, struct request *r)
 {
-    return r->n_prompt + r->answer_limit - 1;
+    r->salt = rand_mix(r->item.client ^ rand_mix(hash_text(pipeline_profile(e->pipeline))));
+}
+
+uint32_t engine__id_at(const struct request *r, uint32_t position)
+{
+    return position < r->n_prompt ? r->prompt_ids[position] : r->answer_ids[position - r->n_prompt];
 }
 
 static void set_state(struct engine *e, struct request *r, enum request_state to)
 {
     uint32_t *const counts[REQUEST_N_STATES] = {
-        [REQUEST_QUEUED] = &e->n_queued, [REQUEST_READING] = &e->n_reading, [REQUEST_DECODING] = &e->n_decoding};
+        [REQUEST_QUEUED] = &e->n_queued, [REQUEST_READING] = &e->n_reading, [REQUEST_DECODING] = &e->n_decoding,
+        [REQUEST_PARKED] = &e->n_parked};
     if (counts[r->state])
         --*counts[r->state];
     if (counts[to])
@@ -53,13 +60,17 @@ static void set_state(struct engine *e, struct request *r, enum request_state to
 /* After the terminal event is out, and before a request that came counts as handled: who sees idle can stop the engine. */
 static void note_idle(struct engine *e)
 {
-    atomic_store(&e->idle, e->n_queued + e->n_reading + e->n_decoding == 0);
+    atomic_store(&e->idle, e->n_queued + e->n_reading + e->n_decoding + e->n_parked == 0);
 }
 
 /* --- end of a request ------------------------------------------------------------------------------------------------------- */
 
+/* Its blocks drain behind the ticks in flight and stay as cache. Results that are still to come are nobody's. */
 static void leave_slot(struct engine *e, struct request *r)
 {
+    if (r->starved)
+        e->n_starved--;
+    r->starved = 0;
     sched_remove(e->sched, r->ref);
     blocks_close(e->blocks, r->ref, sched_last_tick(e->sched));
     if (r->opened) {
@@ -67,8 +78,19 @@ static void leave_slot(struct engine *e, struct request *r)
         e->closes[e->n_closes++] = r->ref.seq;
     }
     slots_release(e->slots, r->ref);
-    admission_finish(e->admission, &r->item);
     e->by_slot[r->ref.slot] = NULL;
+}
+
+void engine__park(struct engine *e, struct request *r, int64_t now)
+{
+    leave_slot(e, r);
+    r->item.deadline_ns = 0; /* engine__expire ends those that have begun */
+    admission_park(e->admission, &r->item, now);
+    r->n_parks++;
+    e->metrics.preemptions++;
+    list_remove(&r->link);
+    list_push_back(&e->parked, &r->link);
+    set_state(e, r, REQUEST_PARKED);
 }
 
 static void count_end(struct engine *e, const struct request *r, enum request_state state, const struct error *err)
@@ -87,12 +109,14 @@ static void count_end(struct engine *e, const struct request *r, enum request_st
 
 void engine__end(struct engine *e, struct request *r, enum request_state state, const struct error *err)
 {
-    if (r->state == REQUEST_QUEUED)
+    if (r->state == REQUEST_QUEUED || r->state == REQUEST_PARKED) {
         admission_remove(e->admission, &r->item);
-    else if (r->state == REQUEST_READING || r->state == REQUEST_DECODING)
+    } else if (r->state == REQUEST_READING || r->state == REQUEST_DECODING) {
         leave_slot(e, r);
-    else
+        admission_finish(e->admission, &r->item);
+    } else {
         return;
+    }
     if (r->first_token_ns)
         admission_answered(e->admission, r->n_answer);
     list_remove(&r->link);
@@ -114,10 +138,13 @@ void engine__fail_running(struct engine *e, const struct error *why)
         engine__end(e, LIST_ENTRY(it, struct request, link), REQUEST_FAILED, why);
 }
 
+/* All that hold no slot. */
 void engine__fail_queued(struct engine *e, const struct error *why)
 {
-    LIST_EACH(it, &e->queued)
-        engine__end(e, LIST_ENTRY(it, struct request, link), REQUEST_FAILED, why);
+    struct list *const lists[] = {&e->queued, &e->parked};
+    for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+        LIST_EACH(it, lists[i])
+            engine__end(e, LIST_ENTRY(it, struct request, link), REQUEST_FAILED, why);
 }
 
 /* A request that has ended, or was never taken, is left alone. */
@@ -130,7 +157,7 @@ void engine__cancel(struct engine *e, struct request *r)
 
 void engine__cancel_flagged(struct engine *e)
 {
-    struct list *const lists[] = {&e->queued, &e->running};
+    struct list *const lists[] = {&e->queued, &e->running, &e->parked};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
         LIST_EACH(it, lists[i]) {
             struct request *r = LIST_ENTRY(it, struct request, link);
@@ -153,9 +180,9 @@ static void fit_answer(const struct engine *e, struct request *r, uint32_t n_blo
 static enum status can_ever_run(struct engine *e, struct request *r, struct error *err)
 {
     struct blocks_count count = blocks_counts(e->blocks);
-    if (count.total > 0)
+    if (count.total > 0 && !r->answer_ids) /* else its answer has begun */
         fit_answer(e, r, count.total);
-    uint32_t need = blocks_needed(e->blocks, positions_needed(r));
+    uint32_t need = blocks_needed(e->blocks, engine__positions_needed(r));
     if (count.total == 0 || blocks_ever_fit(e->blocks, need)) /* no pool is known before the stages have loaded */
         return STATUS_OK;
     return error_param(err, STATUS_BAD_REQUEST, r->prompt_kind == PROMPT_CHAT ? "messages" : "prompt", "kv_pool_exceeded",
@@ -185,16 +212,17 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
     }
     TRY(can_ever_run(e, r, err));
     r->item = (struct admission_item){
-        .client = client_hash(r->client),
+        .client = hash_text(r->client),
+        .batch = r->batch_priority,
         .n_prompt = r->n_prompt,
         .n_answer_max = r->answer_limit,
-        .batch = r->batch_priority,
         .deadline_ns = 0,
     };
+    set_salt(e, r);
     if (r->deadline_ns && r->deadline_ns < now + e->o.config->queue_wait_ms * NS_PER_MS)
         r->item.deadline_ns = r->deadline_ns;
-    int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 &&
-                    blocks_available(e->blocks) >= blocks_needed(e->blocks, positions_needed(r));
+    int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 && !e->n_parked &&
+                    engine__has_room(e, r);
     return admission_push(e->admission, &r->item, may_start, now, err);
 }
 
@@ -238,39 +266,67 @@ void engine__submit(struct engine *e, struct request *r, int64_t now)
     LOG_DEBUG("req %s: accepted, %u prompt tokens, at most %u answer tokens", r->id, r->n_prompt, r->answer_limit);
 }
 
-/* The first in line starts, or nobody does: a large request is not overtaken for ever by small ones. */
+static void start(struct engine *e, struct request *r, int64_t now)
+{
+    CHECK(slots_acquire(e->slots, &r->ref) == STATUS_OK);
+    uint32_t n_cached = engine__take_room(e, r), n_input = engine__input(r);
+    const struct sched_sequence q = {
+        .position = n_cached,
+        .n_prompt = n_input,
+        .n_answer = r->answer_limit - r->n_answer,
+        .order = r->order,
+        .limit = engine__limit(e, r),
+        .run_rows = 1,
+    };
+    CHECK(sched_add(e->sched, r->ref, &q) == STATUS_OK);
+    if (r->throttled)
+        sched_pause(e->sched, r->ref, 1);
+    e->by_slot[r->ref.slot] = r;
+    list_remove(&r->link);
+    list_push_back(&e->running, &r->link);
+    r->opened = 0;
+    r->n_read = n_cached;
+    r->last_progress_ns = now;
+    if (r->state == REQUEST_QUEUED) {
+        r->admitted_ns = now;
+        r->n_cached = n_cached;
+        e->metrics.cached_tokens += n_cached;
+        histogram_add(&e->metrics.queue, seconds(r->arrived_ns, now), 1);
+        admission_start(e->admission, &r->item, n_input - n_cached);
+    } else {
+        LOG_INFO("req %s: goes on, %u of %u positions are cached", r->id, n_cached, n_input);
+        admission_start(e->admission, &r->item, 0);
+    }
+    set_state(e, r, REQUEST_READING);
+}
+
+/* Who was parked comes first. The first in line starts, or nobody does: a large request is not overtaken for ever by small
+ * ones. */
 static int admit_one(struct engine *e, int64_t now)
 {
-    struct admission_item *item = slots_count(e->slots, SLOT_FREE) ? admission_next(e->admission) : NULL;
+    if (slots_count(e->slots, SLOT_FREE) == 0)
+        return 0;
+    struct request *r = engine__next_parked(e);
+    struct admission_item *item = r ? &r->item : admission_next(e->admission);
     if (!item)
         return 0;
-    struct request *r = of_item(item);
     struct error err;
+    r = of_item(item);
     if (can_ever_run(e, r, &err) != STATUS_OK) { /* it was taken before the pool's size was known */
         engine__end(e, r, REQUEST_FAILED, &err);
         return 1;
     }
-    uint32_t need = blocks_needed(e->blocks, positions_needed(r));
-    if (blocks_available(e->blocks) < need)
+    set_salt(e, r);
+    if (!engine__has_room(e, r))
         return 0;
     if (request_open_answer(r, &err) != STATUS_OK) {
         err.retry_after_s = 1;
         engine__end(e, r, REQUEST_FAILED, &err);
         return 1;
     }
-    CHECK(slots_acquire(e->slots, &r->ref) == STATUS_OK);
-    CHECK(blocks_open(e->blocks, r->ref, need) == STATUS_OK);
-    const struct sched_sequence q = {.n_prompt = r->n_prompt, .n_answer = r->answer_limit, .order = ++e->next_order, .limit = UINT32_MAX};
-    CHECK(sched_add(e->sched, r->ref, &q) == STATUS_OK);
-    admission_start(e->admission, item, r->n_prompt);
-    e->by_slot[r->ref.slot] = r;
-    list_remove(&r->link);
-    list_push_back(&e->running, &r->link);
-    r->opened = 0;
-    r->n_read = 0;
-    r->admitted_ns = r->last_progress_ns = now;
-    histogram_add(&e->metrics.queue, seconds(r->arrived_ns, now), 1);
-    set_state(e, r, REQUEST_READING);
+    if (r->state == REQUEST_QUEUED)
+        r->order = ++e->next_order;
+    start(e, r, now);
     return 1;
 }
 
@@ -289,14 +345,16 @@ void engine__expire(struct engine *e, int64_t now)
         err.retry_after_s = admission_retry_after_s(e->admission);
         engine__end(e, of_item(item), REQUEST_FAILED, &err);
     }
-    LIST_EACH(it, &e->running) {
-        struct request *r = LIST_ENTRY(it, struct request, link);
-        if (!r->deadline_ns || now < r->deadline_ns)
-            continue;
-        error_set(&err, STATUS_TIMEOUT, "the request's deadline passed after %u answer tokens", r->n_answer);
-        engine__end(e, r, REQUEST_FAILED, &err);
-    }
-    if (e->lost_ns && e->n_queued && now - e->lost_ns > e->o.config->recovery_timeout_ms * NS_PER_MS) {
+    struct list *const begun[] = {&e->running, &e->parked};
+    for (size_t i = 0; i < ARRAY_LEN(begun); i++)
+        LIST_EACH(it, begun[i]) {
+            struct request *r = LIST_ENTRY(it, struct request, link);
+            if (!r->deadline_ns || now < r->deadline_ns)
+                continue;
+            error_set(&err, STATUS_TIMEOUT, "the request's deadline passed after %u answer tokens", r->n_answer);
+            engine__end(e, r, REQUEST_FAILED, &err);
+        }
+    if (e->lost_ns && e->n_queued + e->n_parked && now - e->lost_ns > e->o.config->recovery_timeout_ms * NS_PER_MS) {
         error_set(&err, STATUS_PIPELINE, "a stage was lost and did not come back in %.0f s", seconds(e->lost_ns, now));
         err.retry_after_s = 10;
         engine__fail_queued(e, &err);
@@ -305,9 +363,10 @@ void engine__expire(struct engine *e, int64_t now)
 
 /* --- what waiting clients are told ------------------------------------------------------------------------------------------- */
 
-void engine__progress(struct engine *e, int64_t now)
+/* Whoever holds no slot hears its place in line, so that its connection is seen to live. */
+static void tell_waiting(struct engine *e, struct list *waiting, int64_t now)
 {
-    LIST_EACH(it, &e->queued) {
+    LIST_EACH(it, waiting) {
         struct request *r = LIST_ENTRY(it, struct request, link);
         if (now - r->last_progress_ns < PROGRESS_NS)
             continue;
@@ -316,12 +375,18 @@ void engine__progress(struct engine *e, int64_t now)
                                           .queue_position = admission_position(e->admission, &r->item)};
         r->sink.send(r->sink.ctx, &ev);
     }
+}
+
+void engine__progress(struct engine *e, int64_t now)
+{
+    tell_waiting(e, &e->queued, now);
+    tell_waiting(e, &e->parked, now);
     LIST_EACH(it, &e->running) {
         struct request *r = LIST_ENTRY(it, struct request, link);
         if (r->state != REQUEST_READING || now - r->last_progress_ns < PROGRESS_NS)
             continue;
         r->last_progress_ns = now;
-        const struct generate_event ev = {.kind = GENERATE_PROGRESS, .read_tokens = r->n_read, .prompt_tokens = r->n_prompt};
+        const struct generate_event ev = {.kind = GENERATE_PROGRESS, .read_tokens = r->n_read, .prompt_tokens = engine__input(r)};
         r->sink.send(r->sink.ctx, &ev);
     }
 }
@@ -372,6 +437,7 @@ static void finish(struct engine *e, struct request *r, enum finish_reason reaso
         .finish = reason,
         .stop_text = r->output.stopped ? r->stops[r->output.stopped - 1] : none,
         .usage = {.prompt_tokens = r->n_prompt,
+                  .cached_tokens = r->n_cached,
                   .completion_tokens = r->n_answer,
                   .queue_ms = seconds(r->arrived_ns, r->admitted_ns) * 1e3,
                   .prompt_ms = seconds(r->admitted_ns, r->first_token_ns) * 1e3,
@@ -399,12 +465,15 @@ static void count_token(struct engine *e, struct request *r, int64_t now)
     if (r->n_answer == 1) {
         r->first_token_ns = now;
         histogram_add(&e->metrics.ttft, seconds(r->arrived_ns, now), 1);
-        set_state(e, r, REQUEST_DECODING);
-        CHECK(slots_begin_decoding(e->slots, r->ref) == STATUS_OK);
     } else {
         histogram_add(&e->metrics.itl, seconds(r->last_token_ns, now), 1);
     }
     r->last_token_ns = now;
+    admission_charge(e->admission, &r->item, 1);
+    if (r->state == REQUEST_READING) {
+        set_state(e, r, REQUEST_DECODING);
+        CHECK(slots_begin_decoding(e->slots, r->ref) == STATUS_OK);
+    }
 }
 
 void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now)
@@ -444,26 +513,29 @@ static void retry(struct engine *e, struct request *r)
         no_memory(e, r);
     } else if (s == STATUS_OK) {
         r->throttled = 0;
-        sched_pause(e->sched, r->ref, 0);
+        if (r->state != REQUEST_PARKED)
+            sched_pause(e->sched, r->ref, 0);
     }
 }
 
 void engine__retry_stalled(struct engine *e, int64_t now)
 {
     int64_t limit = e->o.config->write_stall_ms * NS_PER_MS;
-    LIST_EACH(it, &e->running) {
-        struct request *r = LIST_ENTRY(it, struct request, link);
-        int64_t since = r->sink.stalled_since_ns(r->sink.ctx);
-        if (since && now - since > limit) {
-            struct error err;
-            error_set(&err, STATUS_WRITE_STALLED, "the client read nothing for %.1f s", seconds(since, now));
-            e->metrics.write_stalled++;
-            engine__end(e, r, REQUEST_FAILED, &err);
-            continue;
+    struct list *const begun[] = {&e->running, &e->parked};
+    for (size_t i = 0; i < ARRAY_LEN(begun); i++)
+        LIST_EACH(it, begun[i]) {
+            struct request *r = LIST_ENTRY(it, struct request, link);
+            int64_t since = r->sink.stalled_since_ns(r->sink.ctx);
+            if (since && now - since > limit) {
+                struct error err;
+                error_set(&err, STATUS_WRITE_STALLED, "the client read nothing for %.1f s", seconds(since, now));
+                e->metrics.write_stalled++;
+                engine__end(e, r, REQUEST_FAILED, &err);
+                continue;
+            }
+            if (r->ending)
+                finish(e, r, r->ending);
+            else if (r->throttled)
+                retry(e, r);
         }
-        if (r->ending)
-            finish(e, r, r->ending);
-        else if (r->throttled)
-            retry(e, r);
-    }
 }
