@@ -37,23 +37,19 @@ static void show(const char *text)
     fflush(stdout);
 }
 
-static void on_event(void *ctx, const json_t *event)
+static void on_event(void *ctx, const struct stream_event *e)
 {
     struct answer *a = ctx;
-    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0), *usage = json_object_get(event, "usage"),
-                 *timings = json_object_get(event, "timings");
-    const char *piece = json_string_value(json_object_get(json_object_get(choice, "delta"), "content")),
-               *finish = json_string_value(json_object_get(choice, "finish_reason"));
-    if (piece) {
-        show(piece);
-        buf_text(&a->text, piece);
+    if (e->text) {
+        show(e->text);
+        buf_text(&a->text, e->text);
     }
-    if (finish)
-        a->finish = strcmp(finish, "length") == 0 ? "length" : "stop";
-    if (json_is_object(usage))
-        a->n_tokens = (int)json_integer_value(json_object_get(usage, "completion_tokens"));
-    if (json_is_object(timings))
-        a->decode_ms = json_number_value(json_object_get(timings, "decode_ms"));
+    if (e->finish)
+        a->finish = strcmp(e->finish, "length") == 0 ? "length" : "stop";
+    if (e->has_usage)
+        a->n_tokens = (int)e->completion_tokens;
+    if (e->decode_ms > 0)
+        a->decode_ms = e->decode_ms;
 }
 
 static json_t *request_body(const struct chat_options *o, json_t *messages)

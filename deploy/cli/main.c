@@ -6,11 +6,13 @@
 #include <string.h>
 
 #include "common/base/config.h"
+#include "deploy/cli/bench.h"
 #include "deploy/cli/cli.h"
 
 static const char usage[] =
     "usage: sluice chat [TEXT] [flags]   one answer to TEXT, or a conversation on standard input\n"
     "       sluice status [--json]       what the service is doing\n"
+    "       sluice bench [stall] [flags] load against it, measured (sluice bench --help)\n"
     "\n"
     "  --url URL          http://127.0.0.1:8080   the service (else SLUICE_URL)\n"
     "  --key KEY          -                       API key (else SLUICE_API_KEY)\n"
@@ -110,6 +112,12 @@ int main(int argc, char **argv)
     int json = 0;
     if (!o.http.url)
         o.http.url = "http://127.0.0.1:8080";
+    if (argc > 1 && strcmp(argv[1], "bench") == 0) { /* has flags of its own */
+        curl_global_init(CURL_GLOBAL_DEFAULT);
+        int code = bench_main(argc - 1, argv + 1, &o.http);
+        curl_global_cleanup();
+        return code;
+    }
     read_flags(argc, argv, &o, &json);
     const char *command = optind < argc ? argv[optind] : "";
     int n_words = argc - optind - 1;
