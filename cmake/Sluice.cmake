@@ -51,20 +51,23 @@ function(sluice_program name)
   target_link_libraries(${name} PRIVATE sluice_flags Threads::Threads ${A_DEPS})
 endfunction()
 
-# sluice_test(NAME LABEL unit|component|model|service TIMEOUT s SOURCES ... DEPS ...): one cmocka program, one process, one time
-# limit. unit: all of them together in ten seconds; component: several seconds, no model; model: the real model; service: whole
-# programs.
+# sluice_test(NAME LABEL unit|component|model|service TIER fast|full|nightly TIMEOUT s SOURCES ... DEPS ...): one cmocka program, one
+# process, one time limit. unit: all of them together in ten seconds; component: several seconds, no model; model: the real model;
+# service: whole programs. TIER: from which tier of tests/run.sh on it runs (fast).
 function(sluice_test name)
-  cmake_parse_arguments(A "" "LABEL;TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(A "" "LABEL;TIER;TIMEOUT" "SOURCES;DEPS" ${ARGN})
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 30)
+  endif()
+  if(NOT A_TIER)
+    set(A_TIER fast)
   endif()
   add_executable(${name} ${A_SOURCES})
   target_link_libraries(${name} PRIVATE sluice_flags Threads::Threads ${A_DEPS} PkgConfig::CMOCKA)
   target_compile_definitions(${name} PRIVATE SLUICE_VECTORS="${CMAKE_SOURCE_DIR}/tests/vectors")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${A_TIMEOUT} SKIP_RETURN_CODE 77)
+  set_tests_properties(${name} PROPERTIES LABELS "${A_LABEL};${A_TIER}" TIMEOUT ${A_TIMEOUT} SKIP_RETURN_CODE 77)
 endfunction()
 
 # sluice_fuzzer(NAME SOURCES ... DEPS ...): LLVMFuzzerTestOneInput in SOURCES. With SLUICE_FUZZ (clang) a libFuzzer program;

@@ -5,294 +5,109 @@
         c = s.call(prompt="hello", stream=True)              # runs beside: c.wait_events(3); c.leave(); c.join()
         s.assert_quiet()
 
-On fake stages (the default) every answer has a reference text: `reference(prompt_ids, n)`. Each process of a service carries
-a mark in its environment, so that whatever is left over is found; leaving the `with` block ends the service and asserts that
-nothing is. SLUICE_BIN names the folder of the programs, SLUICE_TEST_SLACK stretches time limits (sanitizer builds).
+On fake stages (the default) tests/lib/fake_service starts it, and every answer has a reference text: `reference(prompt_ids, n)`.
+Each process of a service carries a mark in its environment, so that whatever is left over is found; leaving the `with` block ends
+the service and asserts that nothing is. SLUICE_BIN names the folder of the programs, SLUICE_TEST_SLACK stretches time limits
+(sanitizer builds).
 """
 import http.client
 import json
 import os
 import re
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 
-from runner import run  # noqa: F401 (tests take it from here)
+from client import SLACK, Call, Conversation
+from reference import BIN, FIRST_BYTE, VOCABULARY, ids, rand_at, reference
+from runner import case, run
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BIN = os.environ.get("SLUICE_BIN", os.path.join(HERE, "../../build/bin"))
-SLACK = float(os.environ.get("SLUICE_TEST_SLACK", "1"))
+LIB = os.path.join(HERE, "../lib")
+sys.path.append(LIB)
+from ports import free_ports, is_free  # noqa: E402
+
+__all__ = ["BIN", "Call", "Conversation", "FAKE_COSTS", "FIRST_BYTE", "HERE", "LIB", "SLACK", "Service", "TENTH", "VOCABULARY", "case",
+           "free_ports", "ids", "is_free", "rand_at", "reference", "run", "wait_for"]
 MARK = "SLUICE_TEST_JOB"
-FIRST_BYTE = 3  # id of byte 0 in the fake model
-FAKE_COSTS = "tick_us 4000\nrow_us 100\ntoken_us 250\n"  # the FAKE bed of failure-cases.md
+COSTS = (4000, 100, 250)  # us of a tick, a decode row, a prompt token: the FAKE bed of failure-cases.md
+TENTH = (400, 10, 25)
+FAKE_COSTS = "tick_us 4000\nrow_us 100\ntoken_us 250\n"
 READY_S = 10 * SLACK
-LETTERS = b"abcdefghijklmnopqrstuvwxyz "
-MASK = (1 << 64) - 1
-N_LAYERS = 8
+CANARY = [FIRST_BYTE + ord("c"), 50, 60, 70]
 MPI_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
            "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_btl": "self,vader", "OMPI_MCA_plm_rsh_agent": ""}
 
 
-# --- the fake's reference (tests/lib/fake_compute.c, written down a second time) ------------------------------------------------
-
-def mix(x):
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ x >> 27) * 0x94D049BB133111EB) & MASK
-    return x ^ x >> 31
-
-
-def rand_at(seed, position):
-    return mix(mix(seed & MASK) ^ mix((position + 0x632BE59BD9B4E019) & MASK))
-
-
-def reference(prompt, n, seed=None, layers=N_LAYERS):
-    """Text of n tokens after a prompt (ids, or text of one id a byte); seed: of a sampled answer."""
-    ids = [FIRST_BYTE + b for b in prompt.encode()] if isinstance(prompt, str) else list(prompt)
-    before = [mix(0x5157E1CE00 + layer) for layer in range(layers)]
-    out = bytearray()
-    for p in range(len(ids) + n - 1):
-        h = ids[p]
-        for layer in range(layers):
-            h = before[layer] = mix(before[layer] ^ rand_at(h + layer, p))
-        if p + 1 >= len(ids):
-            if seed is not None:
-                h = mix(h ^ rand_at(seed, p + 1))
-            letter = LETTERS[h % len(LETTERS)]
-            out.append(letter)
-            ids.append(FIRST_BYTE + letter)
-    return out.decode()
-
-
-# --- one request over a socket of its own -----------------------------------------------------------------------------------------
-
-class Call(threading.Thread):
-    """A request in a thread. Times are of time.monotonic()."""
-
-    def __init__(self, port, path, body, key=None, headers=None, timeout=120, rcvbuf=None):
-        super().__init__(daemon=True)
-        self.port, self.path, self.key, self.timeout, self.rcvbuf = port, path, key, timeout, rcvbuf
-        self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.more_headers = headers or {}
-        self.status = None
-        self.headers = {}
-        self.raw = b""          # of the body, as it came
-        self.events = []        # (time, event): a dict, or the text of a comment
-        self.text, self.finish, self.error = "", None, None
-        self.done = False       # [DONE] was seen
-        self.broken = None      # what ended the connection before its time
-        self.started = self.first = self.ended = None
-        self.change = threading.Condition()
-        self.sock = None
-
-    def run(self):
-        try:
-            self.sock = socket.socket()
-            if self.rcvbuf:
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.rcvbuf)
-            self.sock.settimeout(self.timeout)
-            self.started = time.monotonic()
-            self.sock.connect(("127.0.0.1", self.port))
-            self.sock.sendall(self.head() + self.body)
-            self.read()
-        except (OSError, ValueError) as e:
-            self.broken = self.broken or f"{type(e).__name__}: {e}"
-        finally:
-            with self.change:
-                self.ended = time.monotonic()
-                self.change.notify_all()
-            self.sock.close()
-
-    def head(self):
-        lines = [f"POST {self.path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(self.body)}"]
-        if self.key:
-            lines.append(f"Authorization: Bearer {self.key}")
-        lines += [f"{k}: {v}" for k, v in self.more_headers.items()]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode()
-
-    def read(self):
-        f = self.sock.makefile("rb")
-        line = f.readline()
-        if not line:
-            self.broken = "closed before an answer"
-            return
-        self.status = int(line.split()[1])
-        while (line := f.readline().strip()):
-            k, _, v = line.decode().partition(":")
-            self.headers[k.lower()] = v.strip()
-        if self.headers.get("transfer-encoding") == "chunked":
-            self.read_chunks(f)
-        else:
-            self.raw = f.read(int(self.headers.get("content-length", "0")))
-        if not self.headers.get("content-type", "").startswith("text/event-stream"):
-            self.take_answer(json.loads(self.raw) if self.raw else {})
-
-    def read_chunks(self, f):
-        pending = b""
-        while True:
-            size = f.readline()
-            if not size:
-                self.broken = "cut inside a chunked body"
-                return
-            n = int(size, 16)
-            data = f.read(n)
-            f.readline()
-            if n == 0:
-                return
-            self.raw += data
-            pending += data
-            while b"\n\n" in pending and self.headers.get("content-type", "").startswith("text/event-stream"):
-                part, _, pending = pending.partition(b"\n\n")
-                self.take_event(part.decode())  # strict: every event is valid UTF-8
-
-    def take_event(self, part):
-        now = time.monotonic()
-        with self.change:
-            if part == "data: [DONE]":
-                self.done = True
-            elif part.startswith("data: "):
-                e = json.loads(part[6:])
-                self.events.append((now, e))
-                self.take_choice(e, now)
-            else:
-                self.events.append((now, part))
-            self.change.notify_all()
-
-    def take_choice(self, e, now):
-        if "error" in e:
-            self.error = e["error"]
-        for c in e.get("choices", []):
-            piece = c.get("text") if "text" in c else c.get("delta", {}).get("content")
-            if piece and self.first is None:
-                self.first = now
-            self.text += piece or ""
-            if c.get("finish_reason"):
-                assert self.finish is None, "a second finish_reason"
-                self.finish = c["finish_reason"]
-
-    def take_answer(self, a):
-        self.answer = a
-        self.error = a.get("error")
-        for c in a.get("choices", []):
-            self.text += c["text"] if "text" in c else c["message"]["content"] or ""
-            self.finish = c["finish_reason"]
-
-    # --- for the test's thread ---
-
-    def n_tokens(self):
-        return len(self.text)
-
-    def wait(self, what, seconds, name):
-        with self.change:
-            if not self.change.wait_for(lambda: what() or self.ended, seconds * SLACK):
-                raise AssertionError(f"not within {seconds} s: {name}; {self.describe()}")
-        assert what(), f"ended before {name}; {self.describe()}"
-
-    def wait_tokens(self, n, seconds=10):
-        self.wait(lambda: len(self.text) >= n, seconds, f"{n} tokens")
-
-    def finish_up(self, seconds=60):
-        self.join(seconds * SLACK)
-        assert not self.is_alive(), f"no end within {seconds} s; {self.describe()}"
-        return self
-
-    def leave(self):
-        """As a client that goes away: both directions at once."""
-        self.broken = "left"
-        try:
-            self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-
-    def reset(self):
-        self.broken = "reset"
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        # The reading thread holds the socket; its file descriptor is closed under it, which sends RST.
-        os.close(self.sock.detach())
-
-    def retry_after(self):
-        value = self.headers.get("retry-after", "")
-        assert re.fullmatch(r"[0-9]+", value) and 1 <= int(value) <= 60, f"Retry-After {value!r}"
-        return int(value)
-
-    def describe(self):
-        return (f"status {self.status}, {len(self.events)} events, text {self.text[:80]!r} ({len(self.text)}), finish {self.finish}, "
-                f"error {self.error}, broken {self.broken}")
-
-    def assert_reference(self, prompt, n, seed=None):
-        assert self.status == 200 and not self.error and not self.broken, self.describe()
-        want = reference(prompt, n, seed)
-        assert self.text == want and self.finish == "length", f"want {want[:80]!r} ({n}): {self.describe()}"
-
-
-# --- the service --------------------------------------------------------------------------------------------------------------------
-
-def is_free(port):
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 class Service:
-    def __init__(self, stages=2, flags=(), script=FAKE_COSTS, model=None, mpi=False, env=None, slots=4, wait=True, context=None):
+    """script: lines for the fake stages; with a script the costs are its own, else those of the FAKE bed, or `costs`.
+    model: a real one, then mpirun (mpi) or the launcher alone starts sluice-stage."""
+
+    def __init__(self, stages=2, flags=(), script=None, model=None, mpi=True, env=None, slots=4, wait=True, context=None, costs=None):
         self.stages, self.mpi, self.slots, self.want_ready = stages, mpi, slots, wait
         self.mark = uuid.uuid4().hex
         self.dir = tempfile.TemporaryDirectory(prefix="sluice-test-")
         self.port, self.grpc_port = free_ports(2)
-        self.fake = model is None
-        self.model = model or self.make_fake_model(context or 32768)
+        self.fake, self.real_model, self.context = model is None, model, context or 32768
+        self.costs = costs or ((0, 0, 0) if script else COSTS)
         self.env = {**os.environ, **MPI_ENV, MARK: self.mark, "TMPDIR": self.dir.name, **(env or {})}
-        self.flags = ["--model", self.model, "--http", f"127.0.0.1:{self.port}", "--grpc", f"127.0.0.1:{self.grpc_port}",
-                      "--slots", str(slots)]
+        self.flags = ["--http", f"127.0.0.1:{self.port}", "--grpc", f"127.0.0.1:{self.grpc_port}", "--slots", str(slots),
+                      "--log", "info"]
         if self.fake:
-            self.flags += ["--kv-block", "16", "--queue-requests", "32", "--max-stall-ms", "200", "--stage-program",
-                           os.path.join(BIN, "sluice-stage-fake")]
-            if script:
-                self.flags += ["--script", self.file("script", script)]
+            for name, value in zip(("tick-us", "row-us", "token-us"), self.costs):
+                self.flags += [f"--{name}", str(value)]
+            self.flags += ["--context", str(self.context)] + (["--script", self.file("script", script)] if script else [])
+        else:
+            self.flags += ["--model", model]
         self.flags += list(flags)
-        self.log_path = os.path.join(self.dir.name, "log")
+        self.log_path, self.out_path = self.path("log"), self.path("out")
         self.job = None
         self.exit_code = None
+        self.ready_s = None   # how long the start took
+        self.pids = {}        # of coordinator and gateway, at the start
+        self.ended = set()    # what a case has ended itself
+
+    def path(self, name):
+        return os.path.join(self.dir.name, name)
 
     def file(self, name, text):
-        path = os.path.join(self.dir.name, name)
-        with open(path, "w") as f:
+        with open(self.path(name), "w") as f:
             f.write(text)
-        return path
+        return self.path(name)
 
-    def make_fake_model(self, context):
-        path = os.path.join(self.dir.name, "fake.gguf")
-        subprocess.run([sys.executable, os.path.join(HERE, "../lib/make_fake_model.py"), path, "--context", str(context)],
-                       check=True)
-        return path
+    @property
+    def model(self):
+        """A model file, for programs that a test starts by itself."""
+        if self.fake and not os.path.exists(self.path("own.gguf")):
+            subprocess.run([sys.executable, os.path.join(LIB, "make_fake_model.py"), self.path("own.gguf"), "--context",
+                            str(self.context)], check=True)
+        return self.real_model or self.path("own.gguf")
 
     def command(self):
-        launch = [os.path.join(BIN, "sluice-launch")]
+        if self.fake:
+            return [os.path.join(LIB, "fake_service"), "--stages", str(self.stages), *([] if self.mpi else ["--no-mpi"]), *self.flags]
+        launch = os.path.join(BIN, "sluice-launch")
         if self.mpi:
-            return ["mpirun", "-np", str(self.stages), *launch, *self.flags]
-        return [*launch, "--stages", str(self.stages), *self.flags]
+            return ["mpirun", "-np", str(self.stages), launch, *self.flags]
+        return [launch, "--stages", str(self.stages), *self.flags]
 
     def __enter__(self):
         self.start()
         return self
 
     def start(self):
-        with open(self.log_path, "wb") as log:
-            self.job = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.env,
-                                        start_new_session=True)
+        began = time.monotonic()
+        with open(self.log_path, "wb") as log, open(self.out_path, "wb") as out:
+            self.job = subprocess.Popen(self.command(), stdout=out, stderr=log, stdin=subprocess.DEVNULL,
+                                        env={**self.env, "SLUICE_BIN": BIN}, start_new_session=True)
         try:
             if self.want_ready:
                 self.wait_ready(READY_S)
+                self.ready_s = time.monotonic() - began
+                self.pids = {what: self.pid(what) for what in ("coordinator", "gateway")}
         except BaseException:
             self.show_log()
             self.kill_all()
@@ -315,7 +130,7 @@ class Service:
         try:
             if self.exit_code is None:
                 if self.job.poll() is None:
-                    self.job.send_signal(signal.SIGUSR1 if self.mpi else signal.SIGTERM)
+                    self.job.send_signal(signal.SIGUSR1)
                 self.wait_exit(0, 10)
             self.assert_nothing_left()
             self.assert_clean_log()
@@ -355,6 +170,14 @@ class Service:
                 found[pid] = command
         return sorted(found.items())
 
+    def starter_pid(self):
+        """Of mpirun, or of the only launcher: what tests/lib/fake_service has started."""
+        for pid, _ in self.processes():
+            with open(f"/proc/{pid}/stat") as f:
+                if int(f.read().rpartition(")")[2].split()[1]) == self.job.pid:
+                    return pid
+        raise AssertionError(f"the job has no child; processes: {self.processes()}")
+
     def assert_nothing_left(self, seconds=2):
         try:
             wait_for(lambda: not self.processes(), seconds, "no process is left")
@@ -379,10 +202,15 @@ class Service:
             time.sleep(0.05)
         if self.job and self.job.poll() is None:
             self.job.kill()
+        if self.job:
             self.job.wait()
 
     def log(self):
         with open(self.log_path, errors="replace") as f:
+            return f.read()
+
+    def said(self):
+        with open(self.out_path, errors="replace") as f:
             return f.read()
 
     def show_log(self, n=60):
@@ -401,8 +229,9 @@ class Service:
         finally:
             c.close()
 
-    def body(self, prompt, max_tokens=16, stream=True, **fields):
-        return {"prompt": prompt, "max_tokens": max_tokens, "stream": stream, "temperature": 0, **fields}
+    def body(self, prompt, max_tokens=16, stream=True, usage=False, **fields):
+        more = {"stream_options": {"include_usage": True}} if usage and stream else {}
+        return {"prompt": prompt, "max_tokens": max_tokens, "stream": stream, "temperature": 0, **more, **fields}
 
     def call(self, prompt, max_tokens=16, stream=True, key=None, path="/v1/completions", timeout=120, rcvbuf=None, **fields):
         c = Call(self.port, path, self.body(prompt, max_tokens, stream, **fields), key=key, timeout=timeout, rcvbuf=rcvbuf)
@@ -418,16 +247,26 @@ class Service:
     def ask(self, *args, seconds=60, **fields):
         return self.call(*args, **fields).finish_up(seconds)
 
+    # --- looking ---
+
     def status(self):
         code, s = self.get("/v1/status")
         assert code == 200, (code, s)
         return s
+
+    def wait_requests(self, seconds=5, **states):
+        """Until /v1/status shows these numbers: wait_requests(decoding=4, queued=3)."""
+        wait_for(lambda: self.status()["requests"].items() >= states.items(), seconds, f"requests {states}")
 
     def metrics(self):
         """{series: value}"""
         code, page = self.get("/metrics")
         assert code == 200
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page.splitlines() if line[:1] != "#"}
+
+    def wait_metrics(self, seconds=1, **want):
+        """Until these series without labels have these values; they are published every 10 ms."""
+        wait_for(lambda: self.metrics().items() >= want.items(), seconds, f"metrics {want}")
 
     def ready(self):
         try:
@@ -437,7 +276,7 @@ class Service:
 
     def wait_ready(self, seconds):
         until = time.monotonic() + seconds
-        while not self.ready():
+        while (self.fake and not self.said()) or not self.ready():
             assert self.job.poll() is None, f"the job ended with {self.job.returncode} before it was ready"
             assert time.monotonic() < until, f"not ready within {seconds} s"
             time.sleep(0.02)
@@ -451,8 +290,29 @@ class Service:
             return next(g["pid"] for g in s["gateways"] if os.path.exists(f"/proc/{g['pid']}"))  # a dead one is listed for 5 s
         return s["stages"][what]["pid"]
 
+    def parts(self):
+        return ["coordinator", "gateway", *range(self.stages)]
+
+    def resources(self):
+        """{part: {"rss_kib", "fds", "threads"}} of coordinator, gateway and the stages by number"""
+        out = {}
+        for part in self.parts():
+            pid = self.pid(part)
+            with open(f"/proc/{pid}/status") as f:
+                field = dict(line.split(":", 1) for line in f)
+            out[part] = {"rss_kib": int(field["VmRSS"].split()[0]), "threads": int(field["Threads"]),
+                         "fds": len(os.listdir(f"/proc/{pid}/fd"))}
+        return out
+
+    def rss(self, *parts):
+        """KiB of each part: {part: KiB}; of all when none is named."""
+        found = self.resources()
+        return {part: found[part]["rss_kib"] for part in parts or found}
+
     def kill(self, what, sig=signal.SIGKILL):
         pid = self.pid(what)
+        if sig == signal.SIGKILL:
+            self.ended.add(what)
         os.kill(pid, sig)
         return pid
 
@@ -473,28 +333,29 @@ class Service:
             return f"slots {s['slots']}, ticks {s['ticks']}"
         return None
 
-    def assert_quiet(self, restarts=0, canary=True):
-        """failure-cases.md, "Every case ends quiet". restarts: of stages, that the case itself caused."""
+    def assert_sums(self):
+        """What holds at any moment; returns the status that was looked at."""
+        s = self.status()
+        r, b = s["requests"], s["blocks"]
+        active = r["queued"] + r["reading"] + r["decoding"] + r["parked"]
+        assert active == r["accepted"] - r["done"] - r["failed"] - r["cancelled"], r
+        assert b["free"] + b["cached"] + b["live"] + b["draining"] == b["total"], b
+        assert sum(x["state"] != "free" for x in s["slots"]) <= self.slots and r["queued"] == s["queue"]["requests"], (r, s["queue"])
+        return s
+
+    def assert_quiet(self, restarts=0, canary=True, ended=()):
+        """failure-cases.md, "Every case ends quiet". restarts: of stages, that the case itself caused; coordinator and gateway
+        are the same processes as at the start, but for those that kill() or the case (`ended`) has ended."""
         until = time.monotonic() + 1 * SLACK
         while (problem := self.quiet_problem()) and time.monotonic() < until:
             time.sleep(0.01)
         assert not problem, problem
-        s = self.status()
-        got = sum(x["restarts"] for x in s["stages"])
+        got = sum(x["restarts"] for x in self.status()["stages"])
         assert got == restarts, f"{got} restarts of stages, want {restarts}"
+        for what in self.pids.keys() - self.ended - set(ended):
+            assert self.pid(what) == self.pids[what], f"the {what} has restarted"
         if self.fake and canary:
-            prompt = [FIRST_BYTE + ord("c"), 50, 60, 70]
-            self.ask(prompt, 6, seconds=10).assert_reference(prompt, 6)
-
-
-def free_ports(n):
-    held = [socket.socket() for _ in range(n)]
-    for s in held:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in held]
-    for s in held:
-        s.close()
-    return ports
+            self.ask(CANARY, 6, seconds=10).assert_reference(CANARY, 6)
 
 
 def wait_for(what, seconds, name):
@@ -507,8 +368,3 @@ def wait_for(what, seconds, name):
             pass
         time.sleep(0.01)
     raise AssertionError(f"not within {seconds} s: {name}")
-
-
-def ids(n, seed):
-    """A prompt of n ids that no other seed has."""
-    return [rand_at(seed, i) % 256 + FIRST_BYTE for i in range(n)]

@@ -112,18 +112,12 @@ def test_a_half_closed_client_still_gets_its_answer():
         s.assert_quiet()
 
 
-def rss_kib(pid):
-    with open(f"/proc/{pid}/status") as f:
-        return next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
-
-
 def test_a_client_that_reads_nothing_is_dropped_and_others_keep_their_speed():
     script = "tick_us 400\nrow_us 10\ntoken_us 25\n"
     with Service(slots=4, script=script, flags=["--write-stall-ms", "1500"]) as s:
         alone = s.ask(p := ids(4, 1), 1500, key="a")
         alone.assert_reference(p, 1500)
-        pids = [s.pid("coordinator"), s.pid("gateway")]
-        before = sum(rss_kib(pid) for pid in pids)
+        before = s.rss("coordinator", "gateway")
         body = b'{"prompt":[40,41,42],"max_tokens":30000,"stream":true}'
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -135,7 +129,7 @@ def test_a_client_that_reads_nothing_is_dropped_and_others_keep_their_speed():
             c.finish_up(60).assert_reference(q, 1500)
         wait_for(lambda: s.metrics()["sluice_write_stalled_total"] + s.status()["requests"]["cancelled"] >= 1, 15, "it is dropped")
         wait_for(lambda: not s.quiet_problem(), 2, "its slot is free")
-        grown = sum(rss_kib(pid) for pid in pids) - before
+        grown = sum(s.rss("coordinator", "gateway").values()) - sum(before.values())
         if SLACK == 1:
             assert grown < 4096, f"{grown} KiB"
         slow.close()

@@ -174,38 +174,51 @@ static int setting(struct fake_script *s, const char *name, char *rest)
     return 0;
 }
 
-enum status fake_script_read(const char *path, uint32_t stage, struct fake_script *out, struct error *err)
+static enum status read_line(struct fake_script *s, char *line, uint32_t stage, const char *path, int n, struct error *err)
 {
-    struct fake_script s;
-    fake_script_defaults(&s);
-    if (!path) {
-        *out = s;
+    line[strcspn(line, "\r\n")] = 0;
+    char *rest = line, *name = word(&rest);
+    int mine = 1, ok = 1;
+    if (!*name || *name == '#')
         return STATUS_OK;
+    if (strcmp(name, "stage") == 0) {
+        int64_t which;
+        ok = number(&rest, 0, 63, &which);
+        mine = ok && which == stage;
+        name = word(&rest);
     }
+    if (ok && (!mine || setting(s, name, rest)))
+        return STATUS_OK;
+    return error_set(err, STATUS_CONFIG, "--script %.200s:%d: '%.40s' is no line of a script (tests/lib/README.md)", path, n, name);
+}
+
+static enum status read_file(struct fake_script *s, const char *path, uint32_t stage, struct error *err)
+{
     FILE *f = fopen(path, "r");
     if (!f)
         return error_set(err, STATUS_CONFIG, "--script %.200s: %s", path, strerror(errno));
     char *line = NULL;
     size_t size = 0;
     enum status result = STATUS_OK;
-    for (int n = 1; result == STATUS_OK && getline(&line, &size, f) >= 0; n++) {
-        line[strcspn(line, "\r\n")] = 0;
-        char *rest = line, *name = word(&rest);
-        int mine = 1, ok = 1;
-        if (!*name || *name == '#')
-            continue;
-        if (strcmp(name, "stage") == 0) {
-            int64_t which;
-            ok = number(&rest, 0, 63, &which);
-            mine = ok && which == stage;
-            name = word(&rest);
-        }
-        if (!ok || (mine && !setting(&s, name, rest)))
-            result = error_set(err, STATUS_CONFIG, "--script %.200s:%d: '%.40s' is no line of a script (tests/lib/README.md)",
-                               path, n, name);
-    }
+    for (int n = 1; result == STATUS_OK && getline(&line, &size, f) >= 0; n++)
+        result = read_line(s, line, stage, path, n, err);
     free(line);
     fclose(f);
+    return result;
+}
+
+enum status fake_script_read(const char *paths, uint32_t stage, struct fake_script *out, struct error *err)
+{
+    struct fake_script s;
+    fake_script_defaults(&s);
+    enum status result = STATUS_OK;
+    for (const char *p = paths; p && *p && result == STATUS_OK;) {
+        char path[4096];
+        size_t n = strcspn(p, ",");
+        snprintf(path, sizeof path, "%.*s", (int)n, p);
+        result = n < sizeof path ? read_file(&s, path, stage, err) : error_set(err, STATUS_CONFIG, "--script: a path is too long");
+        p += n + (p[n] == ',');
+    }
     if (result == STATUS_OK)
         *out = s;
     else

@@ -1,6 +1,6 @@
 /* tests/lib/fake_script.h - what a fake stage is told to cost, to say and to break.
  *
- * Purpose    Reads the script of `--script FILE`: `name value` lines, described in tests/lib/README.md.
+ * Purpose    Reads the script of `--script FILE[,FILE]`: `name value` lines, described in tests/lib/README.md.
  * Ownership  fake_script_read fills a plain struct; fake_script_free frees its lists.
  * Threading  Read-only after reading.
  * Errors     STATUS_CONFIG naming file, line and what is allowed.
@@ -34,8 +34,9 @@ struct fake_script {
 };
 
 void fake_script_defaults(struct fake_script *s);
-/* path NULL: the defaults. Lines that begin with `stage I` hold for that stage only. */
-enum status fake_script_read(const char *path, uint32_t stage, struct fake_script *out, struct error *err);
+/* paths: files, separated by commas, a later one wins; NULL: the defaults. Lines that begin with `stage I` hold for that
+ * stage only. */
+enum status fake_script_read(const char *paths, uint32_t stage, struct fake_script *out, struct error *err);
 void fake_script_free(struct fake_script *s);
 
 #endif

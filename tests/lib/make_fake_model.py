@@ -129,7 +129,7 @@ def write(args):
         f.write(b"".join(data))
 
 
-def main():
+def main(argv=None):
     ap = argparse.ArgumentParser(description="writes a small GGUF with random weights")
     ap.add_argument("out")
     ap.add_argument("--layers", type=int, default=8)
@@ -137,7 +137,7 @@ def main():
     ap.add_argument("--embd", type=int, default=64, help="a multiple of 8")
     ap.add_argument("--name", default="fake")
     ap.add_argument("--seed", type=int, default=1)
-    args = ap.parse_args()
+    args = ap.parse_args(argv)
     if args.layers < 1 or args.context < 1 or args.embd < 8 or args.embd % (2 * N_HEADS):
         ap.error("layers and context from 1, embd a multiple of 8")
     write(args)
