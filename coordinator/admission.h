@@ -23,6 +23,7 @@
 
 #include "common/base/error.h"
 #include "common/base/list.h"
+#include "coordinator/heap.h"
 
 struct admission;
 
@@ -47,7 +48,12 @@ struct admission_item {
     int64_t deadline_ns;     /* in: the request's own, 0: none. Waiting: the earlier of it and the longest wait (not if resumed) */
     int64_t arrived_ns;      /* set by push */
     /* admission's own */
-    uint32_t position, client_entry;
+    struct list all;
+    struct heap_node due;
+    uint64_t order, served;
+    int64_t own_deadline_ns, since_ns;
+    uint32_t client_entry, position, n_expected, n_prepaid;
+    int started;
     int running;
 };
 
