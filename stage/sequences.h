@@ -4,7 +4,8 @@
  *            contradicts it; it decides nothing.
  * Ownership  create/destroy. Pointers from find live until the sequence is closed or the table cleared.
  * Threading  The compute thread.
- * Invariants 1. A block is held by at most one open sequence; the owner table and the block tables agree.
+ * Invariants 1. A block is held as often as open sequences have it in their tables, in each at most once. Several may hold
+ *               it only as one of the first length / kv_block blocks that an OPEN named; nobody writes into it then.
  *            2. length <= n_blocks * kv_block, and length <= context.
  *            3. An open sequence has a slot of its own; n_open is their number.
  * Errors     STATUS_PROTOCOL with both values. After one the table is to be cleared: a plan is applied whole or its epoch ends.
@@ -27,6 +28,7 @@ struct sample_note {
 struct sequence {
     uint64_t seq;        /* 0: the entry is free */
     uint32_t slot, length, n_blocks;
+    uint32_t n_shared;   /* of its first blocks: full when it opened, may be others' too */
     uint32_t digest;     /* plan_table_digest of blocks, kept while they grow */
     uint32_t *blocks;
     struct sampler_params sampler;

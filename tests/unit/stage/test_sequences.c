@@ -118,9 +118,9 @@ static void what_contradicts_the_table_is_refused_with_both_values(void **state)
         {{.kind = OP_OPEN, .seq = 2, .slot = 0}, {0}, "slot 0 is taken by sequence 1"},
         {{.kind = OP_OPEN, .seq = 1, .slot = 1}, {0}, "open already, in slot 0"},
         {{.kind = OP_APPEND, .seq = 1, .n_blocks = 1}, {BLOCKS}, "block 12 of a pool of 12"},
-        {{.kind = OP_APPEND, .seq = 1, .n_blocks = 1}, {1}, "block 1 is held by sequence 1"},
+        {{.kind = OP_APPEND, .seq = 1, .n_blocks = 1}, {1}, "block 1 stands in its table twice"},
         {{.kind = OP_APPEND, .seq = 1, .n_blocks = 3}, {2, 3, 4}, "2 + 3 blocks, at most 4"},
-        {{.kind = OP_OPEN, .seq = 3, .slot = 1, .n_blocks = 1}, {0}, "block 0 is held by sequence 1"},
+        {{.kind = OP_OPEN, .seq = 3, .slot = 1, .n_blocks = 1}, {0}, "block 0 is held by 1 others, and its length is 0"},
         {{.kind = OP_OPEN, .seq = 4, .slot = 2, .n_blocks = 1, .length = 17}, {5}, "length 17, its 1 blocks hold 16"},
         {{.kind = OP_OPEN, .seq = 5, .slot = 3, .n_blocks = 4, .length = 65}, {6, 7, 8, 9}, "length 65, the context is 64"},
         {{.kind = OP_APPEND, .seq = 9, .n_blocks = 1}, {10}, "sequence 9, which is not open"},
@@ -209,6 +209,145 @@ static void the_newest_samples_are_found_by_their_tick(void **state)
     assert_null(sequence_note(f->s, sequences_find(f->s, 1), f->p->tick - NOTES));
 }
 
+/* Opens a sequence at `length` on n blocks. */
+static enum status open_at(struct fixture *f, uint64_t seq, uint32_t slot, uint32_t length, uint32_t n, const uint32_t *blocks,
+                           struct error *err)
+{
+    const struct plan_op op = {.kind = OP_OPEN, .seq = seq, .slot = slot, .length = length, .n_blocks = n};
+    return apply(f, &op, blocks, err);
+}
+
+static void a_sequence_opens_on_full_blocks_of_another_and_writes_behind_them(void **state)
+{
+    struct fixture *f = *state;
+    assert_int_equal(open_seq(f, 1, 0, 3, (uint32_t[]){5, 6, 7}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 40}, NULL, NULL), STATUS_OK);
+    next_tick(f);
+    assert_int_equal(open_at(f, 2, 1, 32, 3, (uint32_t[]){5, 6, 8}, NULL), STATUS_OK);
+    check(f);
+    const struct sequence *q = sequences_find(f->s, 2);
+    assert_int_equal(q->length, 32);
+    assert_int_equal(q->digest, plan_table_digest((uint32_t[]){5, 6, 8}, 3));
+    assert_int_equal(extend(f, (struct plan_run){.seq = 2, .n = 3, .kv_index = 32}, NULL, NULL), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 1, .kv_index = 40}, NULL, NULL), STATUS_OK);
+    check(f);
+}
+
+static void a_shared_block_stays_with_the_last_that_holds_it(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    assert_int_equal(open_seq(f, 1, 0, 2, (uint32_t[]){5, 6}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 20}, NULL, NULL), STATUS_OK);
+    next_tick(f);
+    assert_int_equal(open_at(f, 2, 1, 16, 2, (uint32_t[]){5, 8}, NULL), STATUS_OK);
+    assert_int_equal(open_at(f, 3, 2, 16, 2, (uint32_t[]){5, 9}, NULL), STATUS_OK);
+    assert_int_equal(close_seq(f, 1), STATUS_OK);
+    check(f);
+    assert_int_equal(open_seq(f, 4, 0, 1, (uint32_t[]){6}), STATUS_OK); /* that one is free again */
+    assert_int_equal(append(f, 4, 1, (uint32_t[]){5}), STATUS_PROTOCOL);
+    assert_int_equal(close_seq(f, 3), STATUS_OK);
+    assert_int_equal(apply(f, &(struct plan_op){.kind = OP_APPEND, .seq = 2, .n_blocks = 1}, (uint32_t[]){5}, &err), STATUS_PROTOCOL);
+    assert_int_equal(close_seq(f, 2), STATUS_OK);
+    check(f);
+    assert_int_equal(append(f, 4, 1, (uint32_t[]){5}), STATUS_OK); /* nobody's now */
+    check(f);
+}
+
+static void a_slot_taken_again_may_share_what_its_predecessor_shared(void **state)
+{
+    struct fixture *f = *state;
+    assert_int_equal(open_seq(f, 1, 0, 1, (uint32_t[]){5}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 16}, NULL, NULL), STATUS_OK);
+    next_tick(f);
+    assert_int_equal(open_at(f, 2, 1, 16, 1, (uint32_t[]){5}, NULL), STATUS_OK);
+    assert_int_equal(close_seq(f, 2), STATUS_OK);
+    assert_int_equal(open_at(f, 3, 1, 16, 1, (uint32_t[]){5}, NULL), STATUS_OK);
+    assert_int_equal(close_seq(f, 1), STATUS_OK);
+    assert_int_equal(open_at(f, 4, 0, 16, 1, (uint32_t[]){5}, NULL), STATUS_OK);
+    check(f);
+}
+
+static void what_would_write_into_or_steal_a_shared_block_is_refused(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    assert_int_equal(open_seq(f, 1, 0, 3, (uint32_t[]){5, 6, 7}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 36}, NULL, NULL), STATUS_OK);
+    next_tick(f);
+    const struct {
+        uint32_t length, n, blocks[4];
+        const char *words;
+    } bad[] = {
+        {32, 3, {5, 6, 7}, "block 7 is held by 1 others, and its length is 32"},    /* not full */
+        {31, 2, {5, 6}, "block 6 is held by 1 others, and its length is 31"},       /* it would go on in it */
+        {0, 1, {5}, "block 5 is held by 1 others, and its length is 0"},
+        {32, 2, {5, 5}, "block 5 stands in its table twice"},
+        {48, 2, {5, 6}, "length 48, its 2 blocks hold 32"},
+        {16, 1, {BLOCKS}, "block 12 of a pool of 12"},
+        {UINT32_MAX, 1, {5}, "length 4294967295, the context is 64"},
+    };
+    for (unsigned i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_int_equal(open_at(f, 2, 1, bad[i].length, bad[i].n, bad[i].blocks, &err), STATUS_PROTOCOL);
+        if (!strstr(err.message, bad[i].words))
+            fail_msg("'%s' says nothing of '%s'", err.message, bad[i].words);
+        if (sequences_find(f->s, 2))
+            assert_int_equal(close_seq(f, 2), STATUS_OK);
+        check(f);
+    }
+}
+
+static void nobody_writes_into_a_block_that_another_holds(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    assert_int_equal(open_seq(f, 1, 0, 2, (uint32_t[]){5, 6}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 20}, NULL, NULL), STATUS_OK);
+    next_tick(f);
+    assert_int_equal(open_at(f, 2, 1, 16, 2, (uint32_t[]){5, 8}, NULL), STATUS_OK);
+    const struct plan_op back = {.kind = OP_TRUNCATE, .seq = 1, .length = 10}, both = {.kind = OP_TRUNCATE, .seq = 2, .length = 3};
+    assert_int_equal(apply(f, &back, NULL, NULL), STATUS_OK);
+    assert_int_equal(apply(f, &both, NULL, NULL), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 1, .kv_index = 10}, NULL, &err), STATUS_PROTOCOL);
+    assert_non_null(strstr(err.message, "rows at 10 are written to block 5, which 1 others hold"));
+    assert_int_equal(extend(f, (struct plan_run){.seq = 2, .n = 20, .kv_index = 3}, NULL, &err), STATUS_PROTOCOL);
+    assert_int_equal(close_seq(f, 2), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 1, .kv_index = 10}, NULL, NULL), STATUS_OK);
+    check(f);
+}
+
+/* Openings on random mixtures of others' full blocks and free ones, as a coordinator's map would give them out. */
+static void random_sharing_keeps_the_sums(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t open[SLOTS] = {0}, next = 1;
+    for (uint64_t i = 0; i < 3000; i++) {
+        uint32_t slot = (uint32_t)(rand_at(2, i) % SLOTS), blocks[4], n = 0;
+        if (open[slot]) {
+            assert_int_equal(close_seq(f, open[slot]), STATUS_OK);
+            open[slot] = 0;
+        } else {
+            const struct sequence *other = sequences_find(f->s, open[rand_at(3, i) % SLOTS]);
+            uint32_t shared = other && other->seq ? (uint32_t)(rand_at(4, i) % 3) : 0;
+            for (; n < shared; n++)
+                blocks[n] = other->blocks[n];
+            blocks[n++] = 3 * slot + 2;
+            if (n == 1)
+                blocks[0] = 3 * slot, blocks[n++] = 3 * slot + 1, blocks[n++] = 3 * slot + 2;
+            int others = 0;
+            for (uint32_t s = 0; s < SLOTS; s++)
+                for (uint32_t b = 0; open[s] && b < sequences_find(f->s, open[s])->n_blocks; b++)
+                    others |= sequences_find(f->s, open[s])->blocks[b] / 3 == slot;
+            if (others)
+                continue; /* its own blocks are still with those who share them */
+            open[slot] = next++;
+            assert_int_equal(open_at(f, open[slot], slot, shared * BLOCK, n, blocks, NULL), STATUS_OK);
+        }
+        check(f);
+        next_tick(f);
+    }
+}
+
 static void random_opens_and_closes_keep_the_sums(void **state)
 {
     struct fixture *f = *state;
@@ -245,6 +384,12 @@ int main(void)
         TEST(rows_of_a_sequence_stand_together_and_end_with_the_sample),
         TEST(the_newest_samples_are_found_by_their_tick),
         TEST(random_opens_and_closes_keep_the_sums),
+        TEST(a_sequence_opens_on_full_blocks_of_another_and_writes_behind_them),
+        TEST(a_shared_block_stays_with_the_last_that_holds_it),
+        TEST(a_slot_taken_again_may_share_what_its_predecessor_shared),
+        TEST(what_would_write_into_or_steal_a_shared_block_is_refused),
+        TEST(nobody_writes_into_a_block_that_another_holds),
+        TEST(random_sharing_keeps_the_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
