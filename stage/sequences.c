@@ -123,7 +123,7 @@ static enum status add_blocks(struct sequences *s, struct sequence *q, const str
             return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u stands in its table twice",
                              (unsigned long long)q->seq, blocks[i]);
         if (h->n && q->n_blocks >= q->n_shared)
-            return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u is held by %u others, and its length is %u",
+            return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u is held by others (%u), its length is %u",
                              (unsigned long long)q->seq, blocks[i], h->n, q->length);
         h->n++;
         h->newest = q->slot + 1;
@@ -235,7 +235,7 @@ static enum status check_writable(const struct sequences *s, const struct sequen
 {
     for (uint32_t i = q->length / s->limits.kv_block; (uint64_t)i * s->limits.kv_block < (uint64_t)q->length + n; i++)
         if (s->held[q->blocks[i]].n > 1)
-            return error_set(err, STATUS_PROTOCOL, "sequence %llu: rows at %u are written to block %u, which %u others hold",
+            return error_set(err, STATUS_PROTOCOL, "sequence %llu: rows at %u are written to block %u, which others hold (%u)",
                              (unsigned long long)q->seq, q->length, q->blocks[i], s->held[q->blocks[i]].n - 1);
     return STATUS_OK;
 }

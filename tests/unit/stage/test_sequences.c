@@ -120,7 +120,7 @@ static void what_contradicts_the_table_is_refused_with_both_values(void **state)
         {{.kind = OP_APPEND, .seq = 1, .n_blocks = 1}, {BLOCKS}, "block 12 of a pool of 12"},
         {{.kind = OP_APPEND, .seq = 1, .n_blocks = 1}, {1}, "block 1 stands in its table twice"},
         {{.kind = OP_APPEND, .seq = 1, .n_blocks = 3}, {2, 3, 4}, "2 + 3 blocks, at most 4"},
-        {{.kind = OP_OPEN, .seq = 3, .slot = 1, .n_blocks = 1}, {0}, "block 0 is held by 1 others, and its length is 0"},
+        {{.kind = OP_OPEN, .seq = 3, .slot = 1, .n_blocks = 1}, {0}, "block 0 is held by others (1), its length is 0"},
         {{.kind = OP_OPEN, .seq = 4, .slot = 2, .n_blocks = 1, .length = 17}, {5}, "length 17, its 1 blocks hold 16"},
         {{.kind = OP_OPEN, .seq = 5, .slot = 3, .n_blocks = 4, .length = 65}, {6, 7, 8, 9}, "length 65, the context is 64"},
         {{.kind = OP_APPEND, .seq = 9, .n_blocks = 1}, {10}, "sequence 9, which is not open"},
@@ -279,9 +279,9 @@ static void what_would_write_into_or_steal_a_shared_block_is_refused(void **stat
         uint32_t length, n, blocks[4];
         const char *words;
     } bad[] = {
-        {32, 3, {5, 6, 7}, "block 7 is held by 1 others, and its length is 32"},    /* not full */
-        {31, 2, {5, 6}, "block 6 is held by 1 others, and its length is 31"},       /* it would go on in it */
-        {0, 1, {5}, "block 5 is held by 1 others, and its length is 0"},
+        {32, 3, {5, 6, 7}, "block 7 is held by others (1), its length is 32"},    /* not full */
+        {31, 2, {5, 6}, "block 6 is held by others (1), its length is 31"},       /* it would go on in it */
+        {0, 1, {5}, "block 5 is held by others (1), its length is 0"},
         {32, 2, {5, 5}, "block 5 stands in its table twice"},
         {48, 2, {5, 6}, "length 48, its 2 blocks hold 32"},
         {16, 1, {BLOCKS}, "block 12 of a pool of 12"},
@@ -309,7 +309,7 @@ static void nobody_writes_into_a_block_that_another_holds(void **state)
     assert_int_equal(apply(f, &back, NULL, NULL), STATUS_OK);
     assert_int_equal(apply(f, &both, NULL, NULL), STATUS_OK);
     assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 1, .kv_index = 10}, NULL, &err), STATUS_PROTOCOL);
-    assert_non_null(strstr(err.message, "rows at 10 are written to block 5, which 1 others hold"));
+    assert_non_null(strstr(err.message, "rows at 10 are written to block 5, which others hold (1)"));
     assert_int_equal(extend(f, (struct plan_run){.seq = 2, .n = 20, .kv_index = 3}, NULL, &err), STATUS_PROTOCOL);
     assert_int_equal(close_seq(f, 2), STATUS_OK);
     assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 1, .kv_index = 10}, NULL, NULL), STATUS_OK);

@@ -206,7 +206,7 @@ static const struct {
     {"max_rows", "41 rows, at most 40", breaks_max_rows},
     {"open", "sequence 77, which is not open", breaks_open},
     {"block number", "block 100000 of a pool of 8", breaks_block_number},
-    {"block owner", "block 4 is held by sequence 1", breaks_block_owner},
+    {"block owner", "block 4 is held by others (1)", breaks_block_owner},
     {"kv_index", "kv_index 2, its length is 3", breaks_kv_index},
     {"digest", "block table digest", breaks_digest},
     {"last_stage", "last_stage 2 of 2 stages", breaks_last_stage},
