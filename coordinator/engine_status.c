@@ -121,6 +121,7 @@ static void fill(struct engine *e, struct service_status *s, int64_t now)
     s->blocks_live = b.live;
     s->blocks_draining = b.draining;
     s->blocks_promised = b.promised;
+    s->blocks_evicted = b.evicted;
     fill_slots(e, s, now);
     fill_stages(e, s, now);
     fill_ticks(e, s);
