@@ -1,0 +1,1 @@
+sluice_fuzzer(sse SOURCES fuzz_sse.c DEPS sluice_cli_http)
