@@ -78,12 +78,8 @@ static void on_model(void *ctx, const struct error *err, const struct model_fact
 static void on_metrics(void *ctx, const struct error *err, const char *text, size_t len)
 {
     struct backend *b = ctx;
-    if (err->status == STATUS_OK) {
-        pthread_mutex_lock(&b->lock);
-        buf_clear(&b->metrics);
-        buf_append(&b->metrics, text, len);
-        pthread_mutex_unlock(&b->lock);
-    }
+    if (err->status == STATUS_OK)
+        backend_keep_metrics(b, text, len);
     atomic_store(&b->metrics_out, 0);
 }
 
@@ -176,6 +172,14 @@ int backend_metrics(struct backend *b, struct buf *out)
         buf_append(out, b->metrics.data, b->metrics.len);
     pthread_mutex_unlock(&b->lock);
     return heard;
+}
+
+void backend_keep_metrics(struct backend *b, const char *text, size_t len)
+{
+    pthread_mutex_lock(&b->lock);
+    buf_clear(&b->metrics);
+    buf_append(&b->metrics, text, len);
+    pthread_mutex_unlock(&b->lock);
 }
 
 enum metric_aliases backend_aliases(const struct config *c)

@@ -39,6 +39,8 @@ void backend_add_self(const struct backend *b, struct service_status *s);
 /* Appends the last metrics page; nothing while the coordinator is silent: stale numbers would look like live ones. 1: there
  * was one. */
 int backend_metrics(struct backend *b, struct buf *out);
+/* A page that came to somebody else: a later one is never older than one that was shown. */
+void backend_keep_metrics(struct backend *b, const char *text, size_t len);
 /* The names that --metrics-aliases asks for. */
 enum metric_aliases backend_aliases(const struct config *c);
 /* Returns 0 while the model is not known yet. */

@@ -311,6 +311,8 @@ static void reply_metrics(struct exchange *x, const char *text, size_t len)
 static void on_metrics(void *ctx, const struct error *err, const char *text, size_t len)
 {
     struct exchange *x = ctx;
+    if (err->status == STATUS_OK)
+        backend_keep_metrics(x->gw->backend, text, len);
     reply_metrics(x, err->status == STATUS_OK ? text : NULL, len);
     exchange_release(x);
 }

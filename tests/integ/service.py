@@ -340,7 +340,7 @@ class Service:
         active = r["queued"] + r["reading"] + r["decoding"] + r["parked"]
         assert active == r["accepted"] - r["done"] - r["failed"] - r["cancelled"], r
         assert b["free"] + b["cached"] + b["live"] + b["draining"] == b["total"], b
-        assert sum(x["state"] != "free" for x in s["slots"]) <= self.slots and r["queued"] == s["queue"]["requests"], (r, s["queue"])
+        assert sum(x["state"] != "free" for x in s["slots"]) <= self.slots and r["queued"] + r["parked"] == s["queue"]["requests"], (r, s["queue"])
         return s
 
     def assert_quiet(self, restarts=0, canary=True, ended=()):
