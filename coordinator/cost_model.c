@@ -5,7 +5,13 @@
 
 #include "common/base/check.h"
 
-enum { RATIO_STEP = 8 }; /* the factor is taken anew after so many ratios: fewer say little */
+enum {
+    RATIO_STEP = 8,  /* a guard is taken anew after so many ratios: fewer say little */
+    STRANGE_MOST = 8, /* so many timings far off in a row are no outliers */
+    MEMORY = 16,     /* a factor forgets over so many timings */
+};
+#define STRANGE 3.0          /* times the prediction, or a third of it */
+#define ATTENTION_STEP 0.05
 
 static double sane_us(double us, double least)
 {
@@ -21,16 +27,16 @@ void cost_model_init(struct cost_model *m, uint32_t n_stages)
         cost_model_set_stage(m, i, &(struct msg_loaded){0});
 }
 
-/* Points as reported, made to rise. */
+/* Points as reported, both columns made to rise. A decode row may cost more than a prompt row (the head) or less. */
 static void take_points(struct cost_stage *c, const struct msg_loaded *l)
 {
-    struct cost_point before = {.prompt_us = 1};
-    for (int i = 0; i < N_COST_POINTS && l->cost_rows[i] > before.rows; i++) {
+    double rows = 0, prompt_us = 1, decode_us = 1;
+    for (int i = 0; i < N_COST_POINTS && l->cost_rows[i] > rows; i++) {
         struct cost_point *p = &c->point[c->n_points++];
-        p->rows = l->cost_rows[i];
-        p->prompt_us = sane_us(l->prompt_us[i], before.prompt_us);
-        p->sample_us = sane_us(l->decode_us[i] - p->prompt_us, before.sample_us);
-        before = *p;
+        p->rows = rows = l->cost_rows[i];
+        p->prompt_us = prompt_us = sane_us(l->prompt_us[i], prompt_us);
+        decode_us = sane_us(l->decode_us[i] ? l->decode_us[i] : prompt_us, decode_us);
+        p->sample_us = decode_us - prompt_us;
     }
     if (c->n_points == 0) { /* nothing measured: 1 ms a tick and 0.1 ms a row until timings say more */
         c->point[0] = (struct cost_point){.rows = 1, .prompt_us = 1100};
@@ -64,7 +70,12 @@ void cost_model_set_stage(struct cost_model *m, uint32_t stage, const struct msg
     struct cost_stage *c = &m->stage[stage];
     memset(c, 0, sizeof *c);
     for (int k = 0; k < COST_N_KINDS; k++)
-        c->factor[k] = 1;
+        c->guard[k] = 1;
+    for (int k = 0; k < 2; k++) {
+        c->fit[k].mean = c->fit[k].reads_factor = c->fit[k].spans_factor = 1;
+        for (int b = 0; b < COST_BUCKETS; b++)
+            c->fit[k].factor[b] = 1;
+    }
     take_points(c, l);
     connect_points(c);
     if (isfinite(l->attention_ns) && l->attention_ns > 0)
@@ -94,21 +105,47 @@ static double sample_us(const struct cost_stage *c, uint32_t rows)
 
 enum cost_kind cost_kind_of(const struct cost_shape *s)
 {
-    return s->n_prompt ? COST_MIXED : COST_DECODE;
+    return !s->n_prompt ? COST_DECODE : s->rows < COST_WIDE_ROWS ? COST_NARROW : COST_WIDE;
+}
+
+static double rows_us(const struct cost_stage *c, const struct cost_shape *s)
+{
+    double us = s->rows ? prompt_us(c, s->rows) : 0;
+    if (s->sampled)
+        us += sample_us(c, s->sampled);
+    return us;
+}
+
+/* Where rows lie between two buckets: the lower one, and how far above it in 0..1. */
+static uint32_t bucket_of(uint32_t rows, double *above)
+{
+    uint32_t b = 31 - (uint32_t)__builtin_clz(rows | 1);
+    if (b >= COST_BUCKETS - 1) {
+        *above = 1;
+        return COST_BUCKETS - 2;
+    }
+    *above = (double)rows / (double)(1u << b) - 1;
+    return b;
+}
+
+static double factor_of(const struct cost_fit *f, uint32_t rows)
+{
+    double above;
+    uint32_t b = bucket_of(rows, &above);
+    return f->factor[b] + above * (f->factor[b + 1] - f->factor[b]);
 }
 
 double cost_base_us(const struct cost_model *m, uint32_t stage, const struct cost_shape *s)
 {
-    const struct cost_stage *c = &m->stage[stage];
-    double us = s->rows ? prompt_us(c, s->rows) : 0;
-    if (s->sampled)
-        us += sample_us(c, s->sampled);
-    return us + c->attention_us * (double)s->reads;
+    return rows_us(&m->stage[stage], s) + m->stage[stage].attention_us * (double)(s->reads + s->spans);
 }
 
 double cost_predict_us(const struct cost_model *m, uint32_t stage, const struct cost_shape *s)
 {
-    return cost_base_us(m, stage, s) * m->stage[stage].factor[cost_kind_of(s)];
+    const struct cost_stage *c = &m->stage[stage];
+    const struct cost_fit *f = &c->fit[s->n_prompt != 0];
+    return rows_us(c, s) * factor_of(f, s->rows) +
+           c->attention_us * ((double)s->reads * f->reads_factor + (double)s->spans * f->spans_factor);
 }
 
 double cost_slowest_us(const struct cost_model *m, const struct cost_shape *s)
@@ -121,6 +158,23 @@ double cost_slowest_us(const struct cost_model *m, const struct cost_shape *s)
     }
     return most;
 }
+
+double cost_guard(const struct cost_model *m, uint32_t stage, enum cost_kind kind)
+{
+    return m->stage[stage].guard[kind];
+}
+
+double cost_reads_us(const struct cost_model *m, uint32_t stage)
+{
+    return m->stage[stage].attention_us * m->stage[stage].fit[1].reads_factor;
+}
+
+double cost_spans_us(const struct cost_model *m, uint32_t stage)
+{
+    return m->stage[stage].attention_us * m->stage[stage].fit[1].spans_factor;
+}
+
+/* --- learning -------------------------------------------------------------------------------------------------------------- */
 
 /* The value that at most 5 % of n, and always one, are above: a single outlier never counts. Insertion sort: n is small
  * and this is outside plan(). */
@@ -137,16 +191,72 @@ static double percentile95(const float *ratio, uint32_t n)
     return sorted[n - 1 - above];
 }
 
-void cost_model_learn(struct cost_model *m, uint32_t stage, enum cost_kind kind, double base_us, double actual_us)
+static void keep_ratio(struct cost_stage *c, enum cost_kind kind, double ratio)
 {
-    if (stage >= m->n_stages || !(base_us > 0) || !(actual_us >= 0) || !isfinite(actual_us / base_us))
-        return;
-    struct cost_stage *c = &m->stage[stage];
-    double ratio = fmin(fmax(actual_us / base_us, COST_FACTOR_MIN), COST_FACTOR_MAX);
-    c->ratio[kind][c->next_ratio[kind]] = (float)ratio;
+    c->ratio[kind][c->next_ratio[kind]] = (float)fmin(ratio, COST_GUARD_MAX);
     c->next_ratio[kind] = (c->next_ratio[kind] + 1) % COST_RATIOS;
     if (c->n_ratios[kind] < COST_RATIOS)
         c->n_ratios[kind]++;
     if (c->next_ratio[kind] % RATIO_STEP == 0)
-        c->factor[kind] = percentile95(c->ratio[kind], c->n_ratios[kind]);
+        c->guard[kind] = fmax(percentile95(c->ratio[kind], c->n_ratios[kind]), 1);
+}
+
+static double clamp_factor(double f)
+{
+    return fmin(fmax(f, COST_FACTOR_MIN), COST_FACTOR_MAX);
+}
+
+static double step_of(uint32_t n)
+{
+    return n < MEMORY ? 1.0 / (n + 1) : 1.0 / MEMORY;
+}
+
+static void adapt_bucket(struct cost_fit *f, uint32_t b, double weight, double error)
+{
+    if (weight <= 0)
+        return;
+    f->factor[b] = clamp_factor(f->factor[b] * (1 + step_of(f->n_seen[b]) * weight * error));
+    if (weight >= 0.5 || f->n_seen[b] > 0)
+        f->n_seen[b]++;
+}
+
+/* What of a tick's typical cost goes with what, and how far it was off; relative to the whole. */
+struct lesson {
+    double reads, spans, error;
+};
+
+/* Each part takes as much of the error as it is of the cost. */
+static void adapt(struct cost_fit *f, uint32_t rows, const struct lesson *l)
+{
+    double above, rows_error = l->error * (1 - l->reads - l->spans);
+    uint32_t b = bucket_of(rows, &above);
+    f->mean = clamp_factor(f->mean + step_of(f->n_learned) * (factor_of(f, rows) * (1 + rows_error) - f->mean));
+    adapt_bucket(f, b, 1 - above, rows_error);
+    adapt_bucket(f, b + 1, above, rows_error);
+    f->reads_factor = clamp_factor(f->reads_factor * (1 + ATTENTION_STEP * l->error * l->reads));
+    f->spans_factor = clamp_factor(f->spans_factor * (1 + ATTENTION_STEP * l->error * l->spans));
+    f->n_learned++;
+    for (uint32_t i = 0; i < COST_BUCKETS; i++)
+        if (f->n_seen[i] == 0 && i != b && i != b + 1)
+            f->factor[i] = f->mean;
+}
+
+void cost_model_learn(struct cost_model *m, uint32_t stage, const struct cost_shape *s, double actual_us)
+{
+    if (stage >= m->n_stages || s->rows == 0)
+        return;
+    struct cost_stage *c = &m->stage[stage];
+    struct cost_fit *f = &c->fit[s->n_prompt != 0];
+    double typical = cost_predict_us(m, stage, s), ratio = actual_us / typical;
+    if (!(actual_us >= 0) || !isfinite(ratio))
+        return;
+    keep_ratio(c, cost_kind_of(s), ratio);
+    if ((ratio > STRANGE || ratio < 1 / STRANGE) && f->n_strange++ < STRANGE_MOST)
+        return;
+    if (ratio <= STRANGE && ratio >= 1 / STRANGE)
+        f->n_strange = 0;
+    const struct lesson l = {.reads = c->attention_us * (double)s->reads * f->reads_factor / typical,
+                             .spans = c->attention_us * (double)s->spans * f->spans_factor / typical,
+                             .error = fmin(fmax(ratio, 1 / STRANGE), STRANGE) - 1};
+    adapt(f, s->rows, &l);
 }

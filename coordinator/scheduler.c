@@ -1,11 +1,4 @@
-/* The planner of scheduling.md. What differs from the text there, and why:
- *  - the bank earns what the share leaves of one revolution, P0/s - P0, spread over the ticks of the revolution that carry
- *    rows. (tau_share - c of one tick is the same where stages are equal, and can be negative where they are not: then
- *    nothing would ever be read.)
- *  - a burst is one wide tick (k = 1); longer ones come with issue 4, as does charging what a tick cost beyond its
- *    prediction.
- *  - a row is also ready early when the tick would be empty otherwise, although readers wait: an empty tick is not sent.
- */
+/* Moves the scheduler's state; sched_plan.c reads it. */
 #include "coordinator/scheduler.h"
 
 #include <math.h>
@@ -29,9 +22,9 @@ static struct sched_flight *flight_of(const struct sched *s, uint64_t tick)
     return f + tick % s->window;
 }
 
-static struct slot_ref *flight_runs(const struct sched *s, uint64_t tick)
+static struct sched_flight_run *flight_runs(const struct sched *s, uint64_t tick)
 {
-    struct slot_ref *r = (struct slot_ref *)((char *)(uintptr_t)s + s->runs_at);
+    struct sched_flight_run *r = (struct sched_flight_run *)((char *)(uintptr_t)s + s->runs_at);
     return r + tick % s->window * s->opt.n_slots;
 }
 
@@ -41,10 +34,14 @@ static struct sched_past *past_of(const struct sched *s, uint64_t tick)
     return p + tick % SCHED_PAST;
 }
 
-static double *past_costs(const struct sched *s, uint64_t tick)
+uint64_t sched__retired_tick(const struct sched *s)
 {
-    double *c = (double *)((char *)(uintptr_t)s + s->costs_at);
-    return c + tick % SCHED_PAST * s->opt.n_stages;
+    return s->next_tick - 1 - s->in_flight;
+}
+
+uint64_t sched__before_tick(const struct sched *s, uint64_t tick)
+{
+    return flight_of(s, tick)->before_tick;
 }
 
 enum status sched_create(const struct sched_options *o, struct sched **out)
@@ -55,9 +52,8 @@ enum status sched_create(const struct sched_options *o, struct sched **out)
     size_t entries_at = sizeof(struct sched);
     size_t flights_at = entries_at + o->n_slots * sizeof(struct sched_entry);
     size_t runs_at = flights_at + window * sizeof(struct sched_flight);
-    size_t past_at = runs_at + (size_t)window * o->n_slots * sizeof(struct slot_ref);
-    size_t costs_at = past_at + SCHED_PAST * sizeof(struct sched_past);
-    size_t bytes = costs_at + (size_t)SCHED_PAST * o->n_stages * sizeof(double);
+    size_t past_at = runs_at + (size_t)window * o->n_slots * sizeof(struct sched_flight_run);
+    size_t bytes = past_at + SCHED_PAST * sizeof(struct sched_past);
     struct sched *s = calloc(1, bytes);
     if (!s)
         return STATUS_OUT_OF_MEMORY;
@@ -66,7 +62,6 @@ enum status sched_create(const struct sched_options *o, struct sched **out)
     s->flights_at = flights_at;
     s->runs_at = runs_at;
     s->past_at = past_at;
-    s->costs_at = costs_at;
     s->window = window;
     s->opt = *o;
     if (s->opt.max_rows == 0)
@@ -75,6 +70,7 @@ enum status sched_create(const struct sched_options *o, struct sched **out)
         s->opt.piece_max = s->opt.max_rows;
     cost_model_init(&s->cost, o->n_stages);
     s->next_tick = 1;
+    s->pace = 1;
     *out = s;
     return STATUS_OK;
 }
@@ -116,10 +112,11 @@ void sched_plan_destroy(struct sched_plan *p)
 
 void sched_reset(struct sched *s)
 {
-    memset((char *)s + s->entries_at, 0, s->costs_at - s->entries_at);
+    memset((char *)s + s->entries_at, 0, s->bytes - s->entries_at);
     s->next_tick = 1;
     s->in_flight = 0;
-    s->bank_us = s->credit_us = 0;
+    s->bank_us = s->credit_us = s->waited_us = 0;
+    s->burst = s->calm = 0;
     s->oldest_order = 0;
     s->stall_unmet = 0;
 }
@@ -221,24 +218,33 @@ enum status sched_progress(const struct sched *s, struct slot_ref ref, uint32_t 
 
 /* --- ticks ----------------------------------------------------------------------------------------------------------------- */
 
+static void commit_run(struct sched *s, const struct sched_run *run, uint64_t tick)
+{
+    struct sched_entry *e = find(s, run->ref);
+    CHECK(e && e->position == run->kv_index);
+    e->position += run->n;
+    if (run->sample == SAMPLE_LAST && e->last_tick > flight_of(s, tick)->before_tick)
+        flight_of(s, tick)->before_tick = e->last_tick;
+    e->last_tick = tick;
+    e->in_flight++;
+    if (run->sample == SAMPLE_LAST)
+        e->host_ready = 0;
+}
+
 void sched_commit(struct sched *s, const struct sched_plan *p)
 {
     CHECK(p->tick == s->next_tick && s->in_flight < s->window && p->n_runs <= s->opt.n_slots);
-    struct slot_ref *runs = flight_runs(s, p->tick);
+    struct sched_flight *f = flight_of(s, p->tick);
+    struct sched_flight_run *runs = flight_runs(s, p->tick);
+    f->before_tick = 0;
     for (uint32_t i = 0; i < p->n_runs; i++) {
-        struct sched_entry *e = find(s, p->runs[i].ref);
-        CHECK(e && e->position == p->runs[i].kv_index);
-        e->position += p->runs[i].n;
-        e->before_tick = e->last_tick;
-        e->last_tick = p->tick;
-        e->in_flight++;
-        runs[i] = p->runs[i].ref;
+        const struct sched_run *r = &p->runs[i];
+        commit_run(s, r, p->tick);
+        runs[i] = (struct sched_flight_run){.ref = r->ref, .n = r->n, .is_piece = r->is_piece};
     }
-    flight_of(s, p->tick)->n_runs = p->n_runs;
-    *past_of(s, p->tick) = (struct sched_past){.tick = p->tick, .kind = cost_kind_of(&p->shape)};
-    for (uint32_t i = 0; i < s->opt.n_stages; i++)
-        past_costs(s, p->tick)[i] = cost_base_us(&s->cost, i, &p->shape);
-    s->bank_us = p->bank_us;
+    f->n_runs = p->n_runs;
+    *past_of(s, p->tick) = (struct sched_past){.tick = p->tick, .shape = p->shape};
+    sched__bank_commit(s, p, f);
     s->credit_us = p->credit_us;
     s->oldest_order = p->oldest_order;
     s->stall_unmet = p->stall_unmet;
@@ -256,18 +262,26 @@ void sched_clock(struct sched *s, double now_us)
     s->now_us = now_us > s->now_us ? now_us : s->now_us;
 }
 
+/* Rows that do not count are planned again. What a sequence has in flight behind them moves down as well. */
+static void retire_run(struct sched *s, const struct sched_flight_run *r, uint32_t accepted)
+{
+    struct sched_entry *e = find(s, r->ref);
+    if (!e)
+        return;
+    e->in_flight--;
+    if (!r->is_piece && accepted < r->n)
+        e->position -= r->n - accepted;
+}
+
 enum status sched_retire(struct sched *s, uint64_t tick, const uint32_t *accepted)
 {
-    (void)accepted;
     if (s->in_flight == 0 || tick != s->next_tick - s->in_flight)
         return STATUS_STALE;
-    const struct slot_ref *runs = flight_runs(s, tick);
-    for (uint32_t i = 0; i < flight_of(s, tick)->n_runs; i++) {
-        struct sched_entry *e = find(s, runs[i]);
-        if (e)
-            e->in_flight--;
-    }
+    const struct sched_flight_run *runs = flight_runs(s, tick);
+    for (uint32_t i = 0; i < flight_of(s, tick)->n_runs; i++)
+        retire_run(s, &runs[i], accepted ? accepted[i] : runs[i].n);
     s->in_flight--;
+    sched__bank_retire(s, flight_of(s, tick));
     ASSERT(sched__check(s, &(const char *){0}));
     return STATUS_OK;
 }
@@ -275,9 +289,8 @@ enum status sched_retire(struct sched *s, uint64_t tick, const uint32_t *accepte
 void sched_timing(struct sched *s, uint32_t stage, uint64_t tick, double actual_us)
 {
     const struct sched_past *p = past_of(s, tick);
-    if (tick == 0 || p->tick != tick || stage >= s->opt.n_stages)
-        return;
-    cost_model_learn(&s->cost, stage, p->kind, past_costs(s, tick)[stage], actual_us);
+    if (tick != 0 && p->tick == tick && stage < s->opt.n_stages)
+        cost_model_learn(&s->cost, stage, &p->shape, actual_us);
 }
 
 uint64_t sched_last_tick(const struct sched *s)
@@ -288,12 +301,14 @@ uint64_t sched_last_tick(const struct sched *s)
 struct sched_stats sched_stats(const struct sched *s)
 {
     struct sched_stats st = {.ticks_sent = s->ticks_sent, .in_flight = s->in_flight, .stall_unmet = s->stall_unmet,
-                             .period_us = s->period_us, .tau_us = s->tau_us, .bank_us = s->bank_us};
+                             .period_us = s->period_us, .tau_us = s->tau_us, .bank_us = s->bank_us,
+                             .bank_bound_us = s->bank_bound_us};
     st.oldest_tick = s->in_flight ? s->next_tick - s->in_flight : 0;
     for (uint32_t i = 0; i < s->opt.n_slots; i++) {
         const struct sched_entry *e = &sched__entries(s)[i];
         st.n_readers += e->seq != 0 && e->position < e->n_prompt;
         st.n_streams += e->seq != 0 && e->position >= e->n_prompt;
+        st.n_starved += e->seq != 0 && e->position >= e->limit && e->position < e->end;
     }
     return st;
 }
@@ -306,7 +321,7 @@ int sched__check(const struct sched *s, const char **why)
     uint64_t in_ticks = 0, in_entries = 0;
     for (uint64_t t = s->next_tick - s->in_flight; !*why && t < s->next_tick; t++)
         for (uint32_t i = 0; i < flight_of(s, t)->n_runs; i++)
-            in_ticks += find(s, flight_runs(s, t)[i]) != NULL;
+            in_ticks += find(s, flight_runs(s, t)[i].ref) != NULL;
     for (uint32_t i = 0; !*why && i < s->opt.n_slots; i++) {
         const struct sched_entry *e = &sched__entries(s)[i];
         in_entries += e->in_flight;

@@ -78,9 +78,14 @@ struct sched_plan {
     /* what commit needs, and tests read */
     struct cost_shape shape;
     double cost_us[MAX_STAGES];
-    double tau_us, tau_share_us, tau_stall_us, period_us; /* period: P0 */
-    uint32_t n_streams, groups, revolution, hot, stall_unmet, wide;
-    double bank_us, credit_us;
+    double tau_us, hard_us; /* what the tick may cost at a stage: typically; 95 times of 100 */
+    double tau_share_us, tau_stall_us, period_us; /* period: P0 */
+    uint32_t n_streams, groups, revolution, hot, stall_unmet;
+    uint32_t wide;        /* of a burst */
+    uint32_t starts;      /* the burst's first */
+    uint32_t ledger;      /* enum sched_ledger */
+    double bank_us, bank_bound_us, waited_us, credit_us;
+    double expected_us, alone_us; /* time that it adds; that its rows would take beside nothing */
     uint64_t oldest_order;
     uint32_t *scratch;    /* [2 * n_slots] */
     uint32_t max_runs;

@@ -33,14 +33,13 @@ double alone_us(const struct sim_result *alone, uint32_t stream, uint32_t i, uin
 /* The share inequality over every window of every stream: how far it is exceeded, in us; at most 0 when it holds. */
 double share_excess_us(const struct sim_options *o, const struct sim_result *r, const struct sim_result *alone, double share)
 {
-    double wide_us = o->sched.n_stages * o->sched.max_stall_us / (2.0 * o->sched.n_stages - 1);
     double worst = -INFINITY;
     for (uint32_t s = 0; s < N_STREAMS; s++)
         for (uint32_t i = 1; i < N_TOKENS; i += 7)
             for (uint32_t j = i + 1; j < N_TOKENS; j++) {
                 double window = r->tokens[s].at_us[j] - r->tokens[s].at_us[i];
                 double alone_window = alone_us(alone, s, i, j), period = alone_window / (j - i);
-                double most = (alone_window + 2 * period) / share * o->noise_high + wide_us;
+                double most = (alone_window + 2 * period) / share * o->noise_high + r->bank_bound_us;
                 worst = fmax(worst, window - most);
             }
     return worst;

@@ -10,6 +10,8 @@
 
 #include "tests/sim/share.h"
 
+enum { N_FLOOD = 512 };
+
 static double longest_gap_us(const struct sim_result *r, uint32_t first, uint32_t end)
 {
     double most = 0;
@@ -214,13 +216,13 @@ static void a_flood_of_short_prompts_leaves_a_long_one_its_quarter(void **state)
     (void)state;
     struct sim_options o = pipeline_of(2, 0.5);
     struct sim_result alone, flood;
-    static struct sim_request r[SIM_MAX_REQUESTS];
+    static struct sim_request r[N_FLOOD];
     o.sched.n_slots = 8;
     r[0] = (struct sim_request){.n_prompt = 10000, .n_answer = 1};
     sim_run(&o, r, 1, &alone);
-    for (int i = 1; i < SIM_MAX_REQUESTS; i++)
+    for (int i = 1; i < N_FLOOD; i++)
         r[i] = (struct sim_request){.arrives_us = 20e3 * i, .n_prompt = 200, .n_answer = 1};
-    sim_run(&o, r, SIM_MAX_REQUESTS, &flood);
+    sim_run(&o, r, N_FLOOD, &flood);
     if (flood.tokens[0].at_us[0] > 5 * alone.tokens[0].at_us[0])
         fail_msg("%.0f ms, alone %.0f", flood.tokens[0].at_us[0] / 1e3, alone.tokens[0].at_us[0] / 1e3);
     sim_result_fini(&alone);
