@@ -135,8 +135,15 @@ static void fill_metrics(const struct engine *e, struct metrics *m, const struct
     m->protocol_errors += ps.protocol_errors;
     for (int i = 0; i < REJECT_N; i++)
         m->rejected[i] += atomic_load_explicit(&e->refused[i], memory_order_relaxed);
-    for (uint32_t i = 0; i < e->n_stages; i++)
+    for (uint32_t i = 0; i < e->n_stages; i++) {
+        struct stale_counts stale = stage_table_stale(pipeline_stages(e->pipeline), i);
+        m->stale[STALE_PLAN] += stale.plans;
+        m->stale[STALE_EPOCH] += stale.epochs;
+        m->stale[STALE_LINK] += stale.links;
+        m->stale[STALE_FRAME] += stale.frames;
+        m->stale[STALE_FEEDBACK] += stale.feedback;
         m->stage[i].restarts = s->stages[i].restarts;
+    }
 }
 
 void engine__publish(struct engine *e, int64_t now)

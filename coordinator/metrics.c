@@ -234,7 +234,7 @@ static void write_cache(const struct service_status *s, struct buf *out)
 
 static void write_faults(const struct metrics *m, struct buf *out)
 {
-    static const char *const kinds[STALE_N] = {"stage_message", "plan", "link", "frame", "feedback"};
+    static const char *const kinds[STALE_N] = {"stage_message", "plan", "epoch", "link", "frame", "feedback"};
     metrics_text_head(out, NAME "stale_messages_total", "counter", "Messages of another epoch that were dropped.");
     for (int i = 0; i < STALE_N; i++)
         labelled(out, NAME "stale_messages_total", "kind", kinds[i], (double)m->stale[i]);

@@ -41,7 +41,7 @@ struct stage_metrics {
 
 enum reject_reason { REJECT_QUEUE_FULL, REJECT_QUEUE_WAIT, REJECT_CLIENT_LIMIT, REJECT_DRAINING, REJECT_NOT_READY, REJECT_N };
 /* Messages of another epoch, where they were dropped: by the coordinator, or by a stage as its heartbeats say. */
-enum stale_kind { STALE_STAGE_MESSAGE, STALE_PLAN, STALE_LINK, STALE_FRAME, STALE_FEEDBACK, STALE_N };
+enum stale_kind { STALE_STAGE_MESSAGE, STALE_PLAN, STALE_EPOCH, STALE_LINK, STALE_FRAME, STALE_FEEDBACK, STALE_N };
 
 struct metrics {
     uint64_t accepted, done, failed, cancelled, expired;

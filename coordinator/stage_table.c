@@ -118,10 +118,13 @@ void stage_table_claim(struct stage_table *t, uint64_t id, const struct msg_hell
     struct stage_attachment *a = find(t, id);
     CHECK(a && a->stage == STAGE_NONE && hello->stage < t->n_stages && t->stage[hello->stage].attachment == 0);
     struct stage_entry *e = &t->stage[hello->stage];
-    uint32_t restarts = e->restarts + (e->hello.incarnation != 0 && e->hello.incarnation != hello->incarnation);
+    int is_new = e->hello.incarnation != hello->incarnation;
+    uint32_t restarts = e->restarts + (e->hello.incarnation != 0 && is_new);
+    struct stale_counts before = is_new ? stage_table_stale(t, hello->stage) : e->stale_before;
+    struct stale_counts stale = is_new ? (struct stale_counts){0} : e->stale;
     enum stage_state state = e->state;
     *e = (struct stage_entry){.state = state, .attachment = id, .hello = *hello, .restarts = restarts, .assigned_ns = now_ns,
-                              .heard_ns = now_ns, .progress_ns = now_ns, .window.since_ns = now_ns};
+                              .heard_ns = now_ns, .progress_ns = now_ns, .window.since_ns = now_ns, .stale = stale, .stale_before = before};
     a->stage = (int)hello->stage;
     move(t, hello->stage, STAGE_LOADING);
     ASSERT(stage_table__check(t, &(const char *){0}));
@@ -178,6 +181,7 @@ void stage_table_heartbeat(struct stage_table *t, uint32_t stage, const struct m
     if (!h->busy || !e->busy)
         e->progress_ns = now_ns; /* its tick has only just begun, or there is none */
     e->busy = h->busy != 0;
+    e->stale = h->stale;
     e->tick = h->tick;
     stage_table_progress(t, stage, h->layer_counter, now_ns);
 }
@@ -268,6 +272,13 @@ struct stage_load stage_table_load(const struct stage_table *t, uint32_t stage, 
 {
     const struct stage_entry *e = &t->stage[stage];
     return now_ns - e->window.since_ns > NS_PER_S ? load_of(&e->window, now_ns) : e->load;
+}
+
+struct stale_counts stage_table_stale(const struct stage_table *t, uint32_t stage)
+{
+    const struct stale_counts *a = &t->stage[stage].stale_before, *b = &t->stage[stage].stale;
+    return (struct stale_counts){.plans = a->plans + b->plans, .epochs = a->epochs + b->epochs, .links = a->links + b->links,
+                                 .frames = a->frames + b->frames, .feedback = a->feedback + b->feedback};
 }
 
 int stage_table__check(const struct stage_table *t, const char **why)

@@ -33,6 +33,7 @@ struct stage_entry {
     struct msg_hello hello;    /* of the present or the last one */
     struct msg_loaded loaded;  /* valid in LINKING and READY */
     uint32_t restarts;         /* incarnations after the first */
+    struct stale_counts stale, stale_before; /* as the present incarnation said; as all before it did (stage_table_stale) */
     int64_t assigned_ns;       /* when ASSIGN went out */
     int64_t heard_ns;          /* last message of any kind */
     int64_t progress_ns;       /* when layer_counter last grew, or the stage was last not busy */
@@ -98,6 +99,8 @@ uint32_t stage_table_smallest_pool(const struct stage_table *t); /* blocks, over
 const char *stage_state_name(enum stage_state s);
 /* What it did in the last second or so; while nothing comes the present window grows, and the load falls. */
 struct stage_load stage_table_load(const struct stage_table *t, uint32_t stage, int64_t now_ns);
+/* Messages that the stage's processes dropped as stale, all of them together: never falls. */
+struct stale_counts stage_table_stale(const struct stage_table *t, uint32_t stage);
 /* Milliseconds since its last timing; 0 when it never had one. */
 uint64_t stage_table_tick_age_ms(const struct stage_table *t, uint32_t stage, int64_t now_ns);
 

@@ -253,8 +253,9 @@ void control_dump(struct control *c)
     worker_counters(c->worker, &n);
     worker_heartbeat(c->worker, &h);
     LOG_INFO("epoch %llu tick %llu layers %llu busy %u: %llu ticks, %llu failures; stale: %llu plans, %llu epochs, %llu links, "
-             "%llu frames",
+             "%llu frames, %llu feedback",
              (unsigned long long)h.epoch, (unsigned long long)h.tick, (unsigned long long)h.layer_counter, h.busy,
-             (unsigned long long)n.ticks, (unsigned long long)n.failures, (unsigned long long)n.stale_plans,
-             (unsigned long long)n.stale_epochs, (unsigned long long)n.stale_links, (unsigned long long)n.stale_frames);
+             (unsigned long long)n.ticks, (unsigned long long)n.failures, (unsigned long long)n.stale.plans,
+             (unsigned long long)n.stale.epochs, (unsigned long long)n.stale.links, (unsigned long long)n.stale.frames,
+             (unsigned long long)n.stale.feedback);
 }

@@ -164,7 +164,7 @@ static void take_links(struct worker *w, const struct msg_links *l)
             return;
         }
         pthread_mutex_lock(&w->lock);
-        w->count.stale_links++;
+        w->count.stale.links++;
         pthread_mutex_unlock(&w->lock);
         return;
     }
@@ -201,7 +201,7 @@ static void take_plan(struct worker *w, struct plan *p)
         worker__fail(w, p->tick, &err, 0);
     } else {
         pthread_mutex_lock(&w->lock);
-        w->count.stale_plans++; /* sent before our failure was known */
+        w->count.stale.plans++; /* sent before our failure was known */
         pthread_mutex_unlock(&w->lock);
     }
     worker_plan_release(w, p);
@@ -354,7 +354,7 @@ static void post_epoch(struct worker *w, const struct msg_epoch *e)
 {
     struct worker_inbox *in = &w->inbox;
     if (e->epoch <= in->current.epoch) {
-        w->count.stale_epochs++;
+        w->count.stale.epochs++;
         return;
     }
     interrupt(w);
@@ -367,7 +367,7 @@ static void post_plan(struct worker *w, struct plan *p)
 {
     struct worker_inbox *in = &w->inbox;
     if (p->session != in->current.session || p->epoch != in->current.epoch || in->n_plans == WORKER_MAX_PLANS) {
-        w->count.stale_plans++;
+        w->count.stale.plans++;
         release_locked(w, p);
         return;
     }
@@ -388,7 +388,7 @@ void worker_post(struct worker *w, const struct to_stage *m)
         break;
     case TO_STAGE_LINKS:
         if (m->links.session != in->current.session || m->links.epoch != in->current.epoch) {
-            w->count.stale_links++;
+            w->count.stale.links++;
         } else {
             in->links = m->links;
             in->has_links = 1;
@@ -431,7 +431,8 @@ void worker_heartbeat(struct worker *w, struct msg_heartbeat *out)
                                   .epoch = w->joined.epoch,
                                   .tick = w->tick,
                                   .layer_counter = w->compute ? atomic_load(&w->compute->progress) : 0,
-                                  .busy = (uint32_t)atomic_load(&w->busy)};
+                                  .busy = (uint32_t)atomic_load(&w->busy),
+                                  .stale = w->count.stale};
     pthread_mutex_unlock(&w->lock);
 }
 

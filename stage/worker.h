@@ -60,7 +60,8 @@ void worker_detach(struct worker *w);
 void worker_heartbeat(struct worker *w, struct msg_heartbeat *out);
 
 struct worker_counters {
-    uint64_t ticks, stale_plans, stale_epochs, stale_links, stale_frames, failures;
+    uint64_t ticks, failures;
+    struct stale_counts stale;
 };
 void worker_counters(struct worker *w, struct worker_counters *out);
 

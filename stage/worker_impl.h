@@ -66,6 +66,7 @@ struct worker {
     uint64_t last_tick;
     struct sequences *seqs;
     struct feedback *feedback;   /* stage 0 of several */
+    uint64_t feedback_counted;   /* its stale frames that are in count.stale */
     uint8_t *in, *out;           /* payloads: [max_rows][width] f32, then [max_rows] u32 */
     uint8_t *records;            /* last stage of several: feedback records of a tick */
     struct tick_row *rows;       /* [max_rows] */

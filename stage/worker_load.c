@@ -105,6 +105,7 @@ static enum status allocate(struct worker *w)
                                             .n_blocks = w->loaded.n_blocks,
                                             .n_notes = notes};
     TRY(sequences_create(&limits, &w->seqs));
+    w->feedback_counted = 0;
     if (several && a->stage == 0)
         TRY(feedback_create(notes, a->max_rows, &w->feedback));
     if (several && a->stage > 0 && !(w->in = aligned_alloc(64, (payload + 63) / 64 * 64)))

@@ -120,7 +120,7 @@ static enum status make_room_for_feedback(struct tick_work *t, struct error *err
 static void count_stale_frame(struct worker *w)
 {
     pthread_mutex_lock(&w->lock);
-    w->count.stale_frames++;
+    w->count.stale.frames++;
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -364,6 +364,11 @@ static void count(struct worker *w, enum status s, uint64_t tick)
 {
     pthread_mutex_lock(&w->lock);
     w->count.ticks += s == STATUS_OK;
+    if (w->feedback) {
+        uint64_t n = feedback_stale(w->feedback);
+        w->count.stale.feedback += n - w->feedback_counted;
+        w->feedback_counted = n;
+    }
     w->tick = tick;
     pthread_mutex_unlock(&w->lock);
 }

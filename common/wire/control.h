@@ -73,9 +73,15 @@ struct msg_links {
     uint8_t key[32];            /* both ends of every link of this epoch prove that they know it */
 };
 
+/* Messages of another epoch that were dropped, since the process began. */
+struct stale_counts {
+    uint64_t plans, epochs, links, frames, feedback;
+};
+
 struct msg_heartbeat {
     uint64_t session, epoch, tick, layer_counter;
     uint32_t busy; /* a tick is being computed */
+    struct stale_counts stale;
 };
 
 struct msg_failed {

@@ -175,6 +175,11 @@ static void pack_heartbeat(const struct msg_heartbeat *h, struct from_parts *f)
     m->tick = h->tick;
     m->layer_counter = h->layer_counter;
     m->busy = h->busy != 0;
+    m->stale_plans = h->stale.plans;
+    m->stale_epochs = h->stale.epochs;
+    m->stale_links = h->stale.links;
+    m->stale_frames = h->stale.frames;
+    m->stale_feedback = h->stale.feedback;
     f->message.heartbeat = m;
 }
 
@@ -386,7 +391,12 @@ static enum status unpack(const Sluice__V1__FromStage *m, struct stage_source *f
                                                 .epoch = m->heartbeat->epoch,
                                                 .tick = m->heartbeat->tick,
                                                 .layer_counter = m->heartbeat->layer_counter,
-                                                .busy = m->heartbeat->busy != 0};
+                                                .busy = m->heartbeat->busy != 0,
+                                                .stale = {.plans = m->heartbeat->stale_plans,
+                                                          .epochs = m->heartbeat->stale_epochs,
+                                                          .links = m->heartbeat->stale_links,
+                                                          .frames = m->heartbeat->stale_frames,
+                                                          .feedback = m->heartbeat->stale_feedback}};
         return STATUS_OK;
     case FROM_STAGE_FAILED:
         unpack_failed(m->failed, &out->failed);

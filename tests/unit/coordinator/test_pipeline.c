@@ -575,6 +575,81 @@ static void a_stop_tells_every_stage_to_end(void **state)
     fakes_fini(&f);
 }
 
+/* --- what the table says of a stage ---------------------------------------------------------------------------------------------------- */
+
+static enum status deaf_send(void *ctx, const struct to_stage *m)
+{
+    (void)ctx;
+    (void)m;
+    return STATUS_OK;
+}
+
+static void deaf_close(void *ctx, const struct error *why)
+{
+    (void)ctx;
+    (void)why;
+}
+
+static void claim(struct stage_table *t, uint64_t incarnation, int64_t now_ns)
+{
+    uint64_t id;
+    const struct stage_port port = {NULL, deaf_send, deaf_close};
+    const struct msg_hello hello = {.incarnation = incarnation};
+    if (stage_table_at(t, 0)->attachment)
+        stage_table_detach(t, stage_table_at(t, 0)->attachment);
+    assert_int_equal(stage_table_attach(t, &port, now_ns, &id), STATUS_OK);
+    stage_table_claim(t, id, &hello, now_ns);
+}
+
+static uint64_t stale_plans_after(struct stage_table *t, uint64_t said)
+{
+    stage_table_heartbeat(t, 0, &(struct msg_heartbeat){.stale = {.plans = said, .feedback = 1}}, NS_PER_S);
+    assert_true(stage_table_stale(t, 0).feedback >= 1);
+    return stage_table_stale(t, 0).plans;
+}
+
+static void stale_counts_of_a_stage_add_up_over_its_processes_and_streams(void **state)
+{
+    (void)state;
+    struct stage_table *t;
+    assert_int_equal(stage_table_create(1, &t), STATUS_OK);
+    claim(t, 11, NS_PER_S);
+    assert_int_equal(stale_plans_after(t, 3), 3);
+    claim(t, 11, NS_PER_S); /* the same process dials again: it goes on counting */
+    assert_int_equal(stage_table_stale(t, 0).plans, 3);
+    assert_int_equal(stale_plans_after(t, 4), 4);
+    claim(t, 12, NS_PER_S); /* another one begins at 0 */
+    assert_int_equal(stage_table_stale(t, 0).plans, 4);
+    assert_int_equal(stale_plans_after(t, 0), 4);
+    assert_int_equal(stale_plans_after(t, 9), 13);
+    assert_int_equal(stage_table_stale(t, 0).feedback, 2);
+    stage_table_destroy(t);
+}
+
+static void the_load_of_a_stage_is_that_of_its_last_second_and_falls_when_nothing_comes(void **state)
+{
+    (void)state;
+    struct stage_table *t;
+    const struct stage_timing tick = {.compute_us = 60000, .wait_data_us = 10000, .send_us = 500};
+    assert_int_equal(stage_table_create(1, &t), STATUS_OK);
+    claim(t, 11, 0);
+    int64_t now = 0;
+    for (int i = 0; i < 10; i++)
+        stage_table_timing(t, &tick, now += 100 * NS_PER_MS);
+    struct stage_load l = stage_table_load(t, 0, now);
+    assert_true(l.busy_ratio > 0.59 && l.busy_ratio < 0.61);
+    assert_true(l.bubble_ratio > 0.09 && l.bubble_ratio < 0.11);
+    assert_int_equal(l.hop_us, 500);
+    l = stage_table_load(t, 0, now + NS_PER_S / 2); /* the window is young: the last full one counts */
+    assert_true(l.busy_ratio > 0.59);
+    stage_table_timing(t, &tick, now + NS_PER_S / 2);
+    l = stage_table_load(t, 0, now + 60 * NS_PER_S);
+    assert_true(l.busy_ratio < 0.002); /* 60 ms of a minute */
+    l = stage_table_load(t, 0, now); /* a clock that stands */
+    assert_true(l.busy_ratio >= 0 && l.busy_ratio <= 1);
+    stage_table_destroy(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -601,6 +676,8 @@ int main(void)
         cmocka_unit_test(a_result_that_is_not_of_the_oldest_tick_ends_the_epoch),
         cmocka_unit_test(a_stage_without_room_for_a_block_is_refused),
         cmocka_unit_test(a_stop_tells_every_stage_to_end),
+        cmocka_unit_test(stale_counts_of_a_stage_add_up_over_its_processes_and_streams),
+        cmocka_unit_test(the_load_of_a_stage_is_that_of_its_last_second_and_falls_when_nothing_comes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

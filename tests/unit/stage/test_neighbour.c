@@ -210,7 +210,7 @@ static void frames_of_an_old_epoch_are_read_away_and_counted(void **state)
     assert_int_equal(m.m.result->tick, 1);
     pipeline_release(&m);
     worker_counters(pipeline_worker(f.p, 1), &n);
-    assert_int_equal(n.stale_frames, 3);
+    assert_int_equal(n.stale.frames, 3);
     assert_int_equal(n.failures, 0);
     close_fixture(&f);
 }

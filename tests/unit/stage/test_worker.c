@@ -284,9 +284,9 @@ static void messages_of_another_epoch_are_dropped_and_counted(void **state)
     raise_epoch(p);
     check_answers(p);
     worker_counters(w, &n);
-    assert_int_equal(n.stale_epochs, 1);
-    assert_int_equal(n.stale_links, 1);
-    assert_int_equal(n.stale_plans, 2);
+    assert_int_equal(n.stale.epochs, 1);
+    assert_int_equal(n.stale.links, 1);
+    assert_int_equal(n.stale.plans, 2);
     assert_int_equal(n.failures, 0);
     pipeline_close(p);
 }
@@ -306,8 +306,8 @@ static void after_a_failure_the_rest_of_the_epoch_is_stale(void **state)
         int64_t limit_ns = clock_now_ns() + WAIT_MS * NS_PER_MS;
         do
             worker_counters(pipeline_worker(p, 0), &n);
-        while (n.stale_plans <= (uint64_t)i && clock_now_ns() < limit_ns);
-        assert_int_equal(n.stale_plans, i + 1);
+        while (n.stale.plans <= (uint64_t)i && clock_now_ns() < limit_ns);
+        assert_int_equal(n.stale.plans, i + 1);
     }
     assert_int_equal(pipeline_next(p, 1, &m), STATUS_TIMEOUT);
     raise_epoch(p);
