@@ -219,6 +219,7 @@ void admission_start(struct admission *a, struct admission_item *item, uint32_t 
         item->n_prepaid = item->n_expected;
     admission__charge(a, item, prompt + (uint64_t)(item->started ? 0 : item->n_expected), prompt);
     item->started = 1;
+    item->deadline_ns = item->own_deadline_ns;
     admission__place(a, item);
     check_small(a);
 }
@@ -239,7 +240,9 @@ void admission_park(struct admission *a, struct admission_item *item, int64_t no
     admission__tell_time(a, now_ns);
     item->running = 0;
     item->resumed = 1;
-    item->deadline_ns = item->own_deadline_ns; /* it has waited for its slot already */
+    if (item->deadline_ns <= 0)
+        item->deadline_ns = INT64_MAX;
+    item->own_deadline_ns = item->deadline_ns;
     enter_queue(a, item);
     admission__count(a, item, 1, -1);
     admission__place(a, item);

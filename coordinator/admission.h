@@ -45,7 +45,8 @@ struct admission_item {
     uint32_t n_answer_max;
     int batch;               /* the class: 0 interactive */
     int resumed;             /* was admitted before: passes every cap (design.md) and is not charged for its prompt again */
-    int64_t deadline_ns;     /* in: the request's own, 0: none. Waiting: the earlier of it and the longest wait (not if resumed) */
+    int64_t deadline_ns;     /* at push and park: the request's own, 0: none. Where it waits: that or, if it is not resumed and
+                                that is earlier, the end of the longest wait */
     int64_t arrived_ns;      /* set by push */
     /* admission's own */
     struct list all;
@@ -79,7 +80,7 @@ struct admission_item *admission_next(struct admission *a);
 void admission_start(struct admission *a, struct admission_item *item, uint32_t n_uncached);
 /* A running item was served n answer tokens, or n tokens to read again that its client is to pay for. */
 void admission_charge(struct admission *a, struct admission_item *item, uint32_t n_tokens);
-/* A running item loses its slot and waits again, as resumed. Cannot fail. */
+/* A running item loses its slot and waits again, as resumed, without a longest wait. Cannot fail. */
 void admission_park(struct admission *a, struct admission_item *item, int64_t now_ns);
 /* A started item has left its slot for good. */
 void admission_finish(struct admission *a, struct admission_item *item);

@@ -104,22 +104,28 @@ struct admission_item *admission__head(const struct flow *f)
     return LIST_ENTRY(list_empty(&f->parked) ? f->fresh.next : f->parked.next, struct admission_item, link);
 }
 
-/* The class's fair time. Never below the least of those who wait, so that who was away, or is new, does not go before them
- * with what it did not use. It moves on with the service itself: newcomers without end would otherwise all stand at the
- * least, and who stands above it would wait for ever. At most the largest request ahead of the least, which bounds what a
- * newcomer can lose by it. */
+/* Where a flow begins that comes back: not below the least of those who wait, so that time away earns nothing (the paper's rule).
+ * One that is new begins at the class's level, which moves on with the service: newcomers without end would otherwise all stand
+ * at the least, and who stands above it would wait for ever. The level is at most the largest request ahead of the least; that
+ * bounds what a newcomer can lose by it. */
 static void lift(struct admission *a, struct class_order *o, struct flow *f)
 {
     const struct heap_node *least = heap_top(&o->flows);
+    double from = o->level;
     if (!least) {
         if (o->served < a->virtual_time)
             o->served = a->virtual_time;
     } else {
         double floor = (double)least->key, most = floor + (double)o->largest;
-        o->level = o->level < floor ? floor : o->level > most ? most : o->level;
+        if (o->level < floor || o->level > most) {
+            o->level = o->level < floor ? floor : most;
+            o->ahead = 0;
+        }
+        from = f->known ? floor : o->level;
     }
-    if (f->served < (uint64_t)o->level)
-        f->served = (uint64_t)o->level;
+    if (f->served < (uint64_t)from)
+        f->served = (uint64_t)from;
+    f->known = 1;
 }
 
 static void place_flow(struct admission *a, const struct client *c, struct flow *f)
@@ -142,13 +148,20 @@ void admission__place(struct admission *a, struct admission_item *item)
     a->positions_stale = 1;
 }
 
+static double per_flow(const struct class_order *o, uint64_t n_tokens)
+{
+    return (double)n_tokens / (o->n_active ? o->n_active : 1);
+}
+
 void admission__charge(struct admission *a, struct admission_item *item, uint64_t n_tokens, uint64_t n_served)
 {
     struct flow *f = admission__flow(a, item);
     struct class_order *o = &a->class[f->class];
     f->served += n_tokens;
     o->served += admission__weighted(f->class, n_tokens);
-    o->level += (double)n_served / (o->n_active ? o->n_active : 1);
+    double rise = per_flow(o, n_tokens), back = rise < o->ahead ? rise : o->ahead;
+    o->ahead -= back;
+    o->level += rise - back;
     item->served += n_served;
     if (item->served > o->largest)
         o->largest = item->served;
@@ -157,8 +170,10 @@ void admission__charge(struct admission *a, struct admission_item *item, uint64_
 void admission__refund(struct admission *a, struct admission_item *item)
 {
     struct flow *f = admission__flow(a, item);
+    struct class_order *o = &a->class[f->class];
     f->served -= item->n_prepaid;
-    a->class[f->class].served -= admission__weighted(f->class, item->n_prepaid);
+    o->served -= admission__weighted(f->class, item->n_prepaid);
+    o->ahead += per_flow(o, item->n_prepaid);
     item->n_prepaid = 0;
 }
 

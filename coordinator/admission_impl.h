@@ -23,6 +23,7 @@ struct flow {
     uint64_t served;             /* virtual counter: tokens charged, and what it was lifted by */
     uint32_t n_waiting, n_running;
     uint32_t client;             /* index of its client */
+    int known;                   /* had a turn before, so its counter says something */
     enum admission_class class;
     struct heap_node walk;       /* admission_order.c: the same order, run forward */
     struct list *walk_at;
@@ -41,7 +42,8 @@ struct client {
 struct class_order {
     struct heap flows;           /* those whose turn can come */
     uint64_t served;             /* tokens charged * weight: what interactive would pay for the same share */
-    double level;                /* fair virtual time: served tokens / active flows. Who comes back is lifted to it */
+    double level;                /* fair virtual time: charged tokens / active flows. Who comes back is lifted to it */
+    double ahead;                /* refunds that the level, which never falls, has not made up for yet */
     uint64_t largest;            /* tokens of the largest single request */
     uint32_t n_active;           /* flows with waiting or running items */
 };
@@ -125,7 +127,7 @@ uint32_t admission__enter(struct admission *a, uint64_t key);
 int admission__held(const struct admission *a, const struct client *c); /* has all the slots it may have */
 void admission__count(struct admission *a, struct admission_item *item, int waiting, int running);
 struct admission_item *admission__head(const struct flow *f);
-/* The client pays n tokens; they count as served (n_served of them) for the level of its class. */
+/* The client pays n tokens; n_served is what the item was really given. */
 void admission__charge(struct admission *a, struct admission_item *item, uint64_t n_tokens, uint64_t n_served);
 void admission__refund(struct admission *a, struct admission_item *item);
 /* Puts both flows of an item's client where they belong after any change. */
