@@ -240,7 +240,7 @@ static void status_adds_up_at_every_moment_of_a_random_load(void **state)
     script_file(script, "tick_us 150\nrow_us 10\ntoken_us 3\n");
     const struct engine_bed_options o = {
         .model_path = MODEL, .n_stages = STAGES, .create = create_fake, .ctx = script,
-        .flags = FLAGS("--slots", "5", "--kv-blocks", "110", "--kv-block", "16", "--piece-max", "32", "--queue-requests", "12")};
+        .flags = FLAGS("--slots", "5", "--kv-blocks", "30", "--kv-block", "16", "--piece-max", "32", "--queue-requests", "12")};
     l.b = engine_bed_open(&o);
     engine_bed_wait_ready(l.b);
     sampler_open(&s, engine_bed_engine(l.b));
@@ -262,7 +262,9 @@ static void status_adds_up_at_every_moment_of_a_random_load(void **state)
     print_message("%u samples, %u pages, %u requests, %u left, at most %u parked, %llu evicted, %g cached, %g replayed\n",
                   s.n_samples, s.n_pages, l.n, l.n_left, s.most_parked, (unsigned long long)s.now->blocks_evicted,
                   value(&s, "sluice_cached_tokens_total"), value(&s, "sluice_replayed_tokens_total"));
-    assert_true(s.most_reading > 0 && s.now->done > 0 && s.now->cancelled > 0); /* it was a load */
+    assert_true(s.most_reading > 0 && s.now->done > 0 && s.now->cancelled > 0); /* it was a load, with all that there is */
+    HOLDS(&s, value(&s, "sluice_preemptions_total") > 0 && value(&s, "sluice_replayed_tokens_total") > 0);
+    HOLDS(&s, value(&s, "sluice_cached_tokens_total") > 0 && s.now->blocks_evicted > 0);
     sampler_close(&s);
     for (uint32_t i = 0; i < l.n; i++)
         bed_request_free(l.r[i]);
