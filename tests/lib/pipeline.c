@@ -317,6 +317,7 @@ void pipeline_close(struct pipeline *p)
         pipeline_release(&m);
     queue_destroy(p->inbox);
     mem_hub_destroy(p->hub);
+    blocks_destroy(p->blocks);
     plan_destroy(p->plan);
     free(p);
 }

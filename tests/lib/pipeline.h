@@ -2,7 +2,7 @@
  *
  * Purpose    Joins S workers (stage/worker.h) by in-process, UNIX or TCP links, with any compute, and plays the coordinator:
  *            assigns, raises epochs, runs requests through ticks with the whole window in flight, or sends single messages and
- *            waits for the answers. No gRPC, no scheduler.
+ *            waits for the answers. Blocks are given out by coordinator/blocks. No gRPC, no scheduler.
  * Ownership  pipeline_open/pipeline_close.
  * Threading  One thread (the workers have their own).
  * Errors     What a stage reports; STATUS_TIMEOUT when an expected message does not come.
@@ -44,8 +44,11 @@ struct pipeline_request {
     uint32_t piece;           /* rows of a piece of the prompt; 0: as many as a tick holds */
     uint32_t start_tick;      /* joins with this tick of the run (0: at once) */
     struct sampler_params sampler;
+    int cache;                /* takes up what an earlier one of this epoch has read, and leaves what it reads */
+    uint64_t salt;            /* with cache: of its prefix */
     int32_t *out;             /* [n_out]; -1 from a bad draw on */
     uint32_t n_done;          /* out */
+    uint32_t n_cached;        /* out: positions taken up */
 };
 
 /* Runs all of them together, as many as there are slots at a time. Ids come back to stage 0 by feedback only (FROM_TICK). */

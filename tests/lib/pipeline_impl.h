@@ -8,6 +8,7 @@
 #define SLUICE_TESTS_LIB_PIPELINE_IMPL_H
 
 #include "common/base/queue.h"
+#include "coordinator/blocks.h"
 #include "tests/lib/pipeline.h"
 
 enum { PIPELINE_INBOX = 4096, PIPELINE_WAIT_MS = 20000 };
@@ -29,6 +30,8 @@ struct pipeline {
     uint8_t key[32];
     struct plan *plan;
     uint32_t n_blocks;
+    struct blocks *blocks; /* of the epoch that blocks_epoch names; made by the first pipeline_generate */
+    uint64_t blocks_epoch;
 };
 
 #endif

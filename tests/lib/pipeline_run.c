@@ -9,12 +9,15 @@
 /* A request in its slot. */
 struct stream {
     struct pipeline_request *r;
-    uint64_t seq;
-    uint32_t slot, planned; /* positions planned so far */
+    struct slot_ref ref;
+    uint32_t planned;       /* positions planned so far */
+    uint32_t retired;       /* of them, those whose results are here */
     uint32_t n_asked;       /* ids asked for so far */
     uint64_t last_tick;     /* of its newest sampled run */
+    uint32_t n_runs, n_back; /* runs planned and come back; run i had rows[i % window] rows */
     uint32_t n_blocks;
-    uint32_t *blocks;       /* [context / kv_block] */
+    uint32_t *blocks;       /* [context / kv_block] as the stages know them */
+    uint32_t *rows;         /* [window] */
     int opened, closing;
 };
 
@@ -23,8 +26,7 @@ struct run_state {
     struct pipeline_request *requests;
     uint32_t n_requests, n_admitted, n_ended, in_flight;
     uint64_t first_tick;
-    uint32_t max_blocks, n_free;
-    uint32_t *free_blocks;
+    uint32_t max_blocks;
     struct stream *streams; /* [slots]; r NULL: free */
 };
 
@@ -33,30 +35,55 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+static uint64_t item(const void *ctx, uint32_t position)
+{
+    const struct pipeline_request *r = ctx;
+    return position < r->n_prompt ? r->prompt[position] : (uint32_t)r->out[position - r->n_prompt];
+}
+
+static struct block_chain chain_of(const struct pipeline_request *r, uint32_t n)
+{
+    return (struct block_chain){.salt = r->salt, .item = item, .ctx = r, .n = n};
+}
+
 static void admit(struct run_state *s)
 {
+    struct blocks *b = s->p->blocks;
     for (uint32_t i = 0; i < s->p->o.slots && s->n_admitted < s->n_requests; i++) {
         struct stream *t = &s->streams[i];
         struct pipeline_request *r = &s->requests[s->n_admitted];
         if (t->r || s->p->next_tick - s->first_tick < r->start_tick)
             continue;
-        uint32_t *blocks = t->blocks;
-        *t = (struct stream){.r = r, .seq = s->p->next_seq++, .slot = i, .blocks = blocks};
+        const struct block_chain chain = chain_of(r, r->n_prompt);
+        const struct slot_ref ref = {i, s->p->next_seq};
+        uint32_t most = blocks_needed(b, r->n_prompt + r->n_out - 1), n_cached;
+        if (blocks_open(b, ref, r->cache ? &chain : NULL, most, &n_cached) != STATUS_OK)
+            return; /* others end first */
         r->n_done = 0;
+        r->n_cached = n_cached * s->p->o.kv_block;
+        *t = (struct stream){.r = r, .ref = ref, .planned = r->n_cached, .retired = r->n_cached, .blocks = t->blocks,
+                             .rows = t->rows};
+        s->p->next_seq++;
         s->n_admitted++;
     }
 }
 
-/* Blocks so that the sequence holds `length` positions; they come from all over the pool. */
-static int grow(struct run_state *s, struct stream *t, uint32_t length, uint32_t *n_new)
+/* A block's number on the stages: odd ones first, then even ones, so that neighbours in a table are strangers in the pool. */
+static uint32_t scattered(const struct pipeline *p, uint32_t block)
 {
-    uint32_t want = (length + s->p->o.kv_block - 1) / s->p->o.kv_block;
-    *n_new = 0;
-    if (want > s->max_blocks || want - min_u32(want, t->n_blocks) > s->n_free)
-        return 0;
-    for (; t->n_blocks < want; ++*n_new)
-        t->blocks[t->n_blocks++] = s->free_blocks[--s->n_free];
-    return 1;
+    uint32_t half = p->n_blocks / 2;
+    return block < half ? 2 * block + 1 : 2 * (block - half);
+}
+
+/* Blocks so that the sequence holds `length` positions. */
+static uint32_t grow(struct run_state *s, struct stream *t, uint32_t length)
+{
+    uint32_t n_new, n;
+    CHECK(blocks_grow(s->p->blocks, t->ref, length, &n_new) == STATUS_OK);
+    const uint32_t *table = blocks_table(s->p->blocks, t->ref, &n);
+    for (; t->n_blocks < n; t->n_blocks++)
+        t->blocks[t->n_blocks] = scattered(s->p, table[t->n_blocks]);
+    return n_new;
 }
 
 static void add_op(struct plan *plan, const struct plan_op *op, const uint32_t *blocks)
@@ -66,20 +93,19 @@ static void add_op(struct plan *plan, const struct plan_op *op, const uint32_t *
 
 static void add_run(struct run_state *s, struct plan *plan, struct stream *t, struct plan_run *run, const uint32_t *ids)
 {
-    uint32_t n_new;
-    CHECK(grow(s, t, run->kv_index + run->n, &n_new));
-    const uint32_t *fresh = t->blocks + t->n_blocks - n_new;
-    if (!t->opened)
-        add_op(plan,
-               &(struct plan_op){.kind = OP_OPEN, .seq = t->seq, .slot = t->slot, .n_blocks = n_new, .sampler = t->r->sampler},
-               fresh);
-    else if (n_new)
-        add_op(plan, &(struct plan_op){.kind = OP_APPEND, .seq = t->seq, .n_blocks = n_new}, fresh);
+    uint32_t n_new = grow(s, t, run->kv_index + run->n);
+    struct plan_op op = {.kind = OP_APPEND, .seq = t->ref.seq, .n_blocks = n_new};
+    if (!t->opened) /* with what it got from the cache, at its end */
+        op = (struct plan_op){.kind = OP_OPEN, .seq = t->ref.seq, .slot = t->ref.slot, .length = t->planned,
+                              .n_blocks = t->n_blocks, .sampler = t->r->sampler};
+    if (op.n_blocks)
+        add_op(plan, &op, t->blocks + t->n_blocks - op.n_blocks);
     t->opened = 1;
-    run->seq = t->seq;
+    run->seq = t->ref.seq;
     run->table_check = plan_table_digest(t->blocks, t->n_blocks);
     CHECK(plan_add_run(plan, run, ids) == STATUS_OK);
     t->planned += run->n;
+    t->rows[t->n_runs++ % s->p->o.window] = run->n;
     if (run->sample == SAMPLE_LAST) {
         t->last_tick = plan->tick;
         t->n_asked++;
@@ -125,9 +151,8 @@ static void fill(struct run_state *s, struct plan *plan)
         struct stream *t = &s->streams[i];
         if (!t->r || !t->closing)
             continue;
-        add_op(plan, &(struct plan_op){.kind = OP_CLOSE, .seq = t->seq}, NULL);
-        for (uint32_t b = t->n_blocks; b; b--)
-            s->free_blocks[s->n_free++] = t->blocks[b - 1];
+        add_op(plan, &(struct plan_op){.kind = OP_CLOSE, .seq = t->ref.seq}, NULL);
+        CHECK(blocks_close(s->p->blocks, t->ref, plan->tick) == STATUS_OK);
         t->r = NULL;
         s->n_ended++;
     }
@@ -147,9 +172,21 @@ static void fill(struct run_state *s, struct plan *plan)
 static struct stream *stream_of(struct run_state *s, uint64_t seq)
 {
     for (uint32_t i = 0; i < s->p->o.slots; i++)
-        if (s->streams[i].r && s->streams[i].seq == seq)
+        if (s->streams[i].r && s->streams[i].ref.seq == seq)
             return &s->streams[i];
     return NULL;
+}
+
+static void take_run(struct run_state *s, struct stream *t, const struct result_run *run)
+{
+    t->retired += t->rows[t->n_back++ % s->p->o.window];
+    const struct block_chain chain = chain_of(t->r, t->retired);
+    if (t->r->cache)
+        blocks_commit(s->p->blocks, t->ref, &chain);
+    if (run->id < 0 && !run->bad_logits)
+        return; /* a piece that is not the last */
+    t->r->out[t->r->n_done++] = run->id;
+    t->closing = t->r->n_done == t->r->n_out;
 }
 
 static enum status take_result(struct run_state *s, const struct result *r, struct error *err)
@@ -157,14 +194,12 @@ static enum status take_result(struct run_state *s, const struct result *r, stru
     if (r->status != STATUS_OK)
         return error_set(err, r->status, "%s", r->message);
     s->in_flight--;
+    blocks_retire(s->p->blocks, r->tick);
     for (uint32_t i = 0; i < r->n_runs; i++) {
         struct stream *t = stream_of(s, r->runs[i].seq);
         if (!t)
             return error_set(err, STATUS_PROTOCOL, "a result for sequence %llu", (unsigned long long)r->runs[i].seq);
-        if (r->runs[i].id < 0 && !r->runs[i].bad_logits)
-            continue; /* a piece that is not the last */
-        t->r->out[t->r->n_done++] = r->runs[i].id;
-        t->closing = t->r->n_done == t->r->n_out;
+        take_run(s, t, &r->runs[i]);
     }
     return STATUS_OK;
 }
@@ -202,22 +237,31 @@ static enum status run(struct run_state *s, struct error *err)
     return STATUS_OK;
 }
 
+/* The pool of this epoch; what its sequences left is still there. */
+static void prepare_blocks(struct pipeline *p)
+{
+    const struct blocks_options o = {.n_blocks = p->n_blocks, .n_slots = p->o.slots, .context = p->o.context,
+                                     .kv_block = p->o.kv_block, .hash_key = p->session};
+    if (!p->blocks)
+        CHECK(blocks_create(&o, &p->blocks) == STATUS_OK);
+    else if (p->blocks_epoch != p->epoch)
+        CHECK(blocks_reset(p->blocks, p->n_blocks) == STATUS_OK);
+    p->blocks_epoch = p->epoch;
+}
+
 enum status pipeline_generate(struct pipeline *p, struct pipeline_request *r, uint32_t n, struct error *err)
 {
     struct run_state s = {.p = p, .requests = r, .n_requests = n, .first_tick = p->next_tick};
+    prepare_blocks(p);
     s.max_blocks = (p->o.context + p->o.kv_block - 1) / p->o.kv_block;
-    s.free_blocks = calloc(p->n_blocks, sizeof *s.free_blocks);
     s.streams = calloc(p->o.slots, sizeof *s.streams);
-    uint32_t *tables = calloc((size_t)p->o.slots * s.max_blocks, sizeof *tables);
-    CHECK(s.free_blocks && s.streams && tables);
-    for (uint32_t i = 0; i < p->o.slots; i++)
-        s.streams[i].blocks = tables + (size_t)i * s.max_blocks;
-    /* Odd numbers first, then even ones: neighbours in a table are strangers in the pool. */
-    for (uint32_t first = 0; first < 2; first++)
-        for (uint32_t b = first; b < p->n_blocks; b += 2)
-            s.free_blocks[s.n_free++] = b;
+    uint32_t *tables = calloc((size_t)p->o.slots * (s.max_blocks + p->o.window), sizeof *tables);
+    CHECK(s.streams && tables);
+    for (uint32_t i = 0; i < p->o.slots; i++) {
+        s.streams[i].blocks = tables + (size_t)i * (s.max_blocks + p->o.window);
+        s.streams[i].rows = s.streams[i].blocks + s.max_blocks;
+    }
     enum status status = run(&s, err);
-    free(s.free_blocks);
     free(s.streams);
     free(tables);
     return status;
