@@ -85,11 +85,7 @@ static void check_blocks(struct engine_sim *s)
 {
     struct blocks_count b = blocks_counts(s->engine->blocks);
     assert_int_equal((uint64_t)b.free + b.cached + b.live + b.draining, b.total);
-    if (b.live > s->counts.most_live)
-        s->counts.most_live = b.live;
-    uint32_t available = blocks_available(s->engine->blocks);
-    if (b.total > 0 && available < s->counts.least_available)
-        s->counts.least_available = available;
+    s->counts.live = b.live;
 }
 
 static struct service_status *status_of(struct engine_sim *s)
@@ -483,9 +479,8 @@ struct engine_sim *engine_sim_open(const struct engine_sim_options *o)
         s->split.first_layer[i] = i;
     s->now_ns = s->wake_ns = START_NS;
     s->next_beat_ns = START_NS + s->config.heartbeat_ms * NS_PER_MS;
-    s->counts.least_available = UINT32_MAX;
     const struct engine_options eo = {.config = &s->config, .model = &s->model, .tokenizer = s->tokenizer, .split = &s->split,
-                                      .model_name = "sim", .manual = 1};
+                                      .model_name = "sim", .manual = 1, .hash_bits = s->o.hash_bits};
     if (engine_create(&eo, &s->engine, &err) != STATUS_OK)
         fail_msg("%s", err.message);
     engine_sim__stages_init(s);

@@ -36,6 +36,7 @@ struct engine_sim_options {
     double tick_us, row_us, token_us;  /* 4000, 100, 250 */
     double noise;                      /* a tick at a stage costs up to so much more, as a part of it */
     uint32_t end_odds;                 /* an id in so many ends the answer; 0: none does */
+    uint32_t hash_bits;                /* of the prefix map */
     uint32_t check_every;              /* steps; 32 */
     uint64_t seed;                     /* 1 */
 };
@@ -73,7 +74,7 @@ struct engine_sim_counts {
     uint64_t submitted, accepted, refused, done, failed, cancelled; /* calls; of the accepted ones */
     uint64_t ids;
     uint32_t open;                     /* accepted or on their way, not ended */
-    uint32_t most_live, least_available; /* blocks, over all steps */
+    uint32_t live;                     /* blocks */
 };
 
 struct engine_sim *engine_sim_open(const struct engine_sim_options *o); /* ready: an epoch runs */
