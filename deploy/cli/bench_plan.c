@@ -105,10 +105,10 @@ double plan_arrival_gap_s(double rate, uint64_t seed, uint64_t index)
 
 enum status plan_init(struct plan *p, const struct plan_options *o, struct error *err)
 {
-    json_t *extra = NULL,
+    json_t *extra = o->extra_json ? json_loads(o->extra_json, 0, NULL) : NULL,
            *head = json_pack("{s:b, s:{s:b}, s:f, s:b}", "stream", 1, "stream_options", "include_usage", 1, "temperature",
                              o->temperature, "ignore_eos", 1);
-    if (o->extra_json && !json_is_object(extra = json_loads(o->extra_json, 0, NULL))) {
+    if (o->extra_json && !json_is_object(extra)) {
         json_decref(extra);
         json_decref(head);
         return error_set(err, STATUS_CONFIG, "--body: '%s' is no JSON object", o->extra_json);

@@ -9,7 +9,7 @@ build=${SLUICE_BUILD_DIR:-$PWD/build}
 model=${SLUICE_MODEL_SMOLLM2:-$(deploy/get_model.sh smollm2)}
 threads=${THREADS:-2} rounds=${ROUNDS:-3} tokens=${TOKENS:-256}
 read -r -a batches <<<"${BATCHES:-1 8}"
-ninja -C "$build" bench_stage service_load sluice-launch sluice-coordinator sluice-stage sluice-gateway >/dev/null
+ninja -C "$build" bench_stage sluice sluice-launch sluice-coordinator sluice-stage sluice-gateway >/dev/null
 
 http=127.0.0.1:${HTTP_PORT:-18480} grpc=127.0.0.1:${GRPC_PORT:-18481}
 work=$(mktemp -d)
@@ -33,8 +33,8 @@ done
 median() { sort -n | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 stage() { "$build/bin/bench_stage" --model "$model" --threads "$threads" --prefill 0 --tokens "$tokens" --batches "$1" --repeats 1 |
     awk '$1 == "decode" { print $3 }'; }
-service() { "$build/bin/service_load" --http "$http" --streams "$1" --requests 1 --prompt 16 --tokens "$tokens" |
-    grep -o '"tokens_per_s": [0-9.]*' | grep -o '[0-9.]*$'; }
+service() { "$build/bin/sluice" bench --url "http://$http" --concurrency "$1" --requests "$1" --prompt-tokens 16 --prompt-ids \
+    --max-tokens "$tokens" --json - | python3 -c 'import json, sys; print(json.load(sys.stdin)["throughput"]["output_tokens_per_s"])'; }
 
 report() {
     echo "# $(date -u +%F), commit $(git rev-parse --short HEAD), $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), $(nproc) cores"

@@ -208,9 +208,9 @@ def test_retry_comes_again_when_it_is_told_to():
 
 def test_a_user_who_was_refused_pauses():
     with ScriptedServer(lambda c: c.refuse(503, retry_after=1)) as s:
-        r = bench(s.url, "--duration", "1.5", "--concurrency", "2", code=1)
-        assert len(s.bodies) == 4, len(s.bodies)
-    assert r["requests"]["refused"] == 4
+        r = bench(s.url, "--duration", "2.5", "--concurrency", "2", code=1)
+        assert 2 < len(s.bodies) <= 6, len(s.bodies)
+    assert r["requests"]["refused"] == r["requests"]["sent"] == len(s.bodies)
 
 
 def test_a_server_that_is_not_there_is_one_line():
@@ -301,7 +301,7 @@ def test_stall_sees_one_silent_stream():
     with ScriptedServer(Stalling(silent=1)) as s:
         r = bench(s.url, *STALL, "--no-alone", "--check-gap-ms", "500", code=1)
     assert near(r["gaps_during_ms"]["max"], 1000, 600) and r["share_kept_min"] < 0.4 * r["share_kept"], r
-    assert r["streams"][1]["share_kept"] == r["share_kept_min"], r["streams"]
+    assert sorted(x["share_kept"] for x in r["streams"])[0] == r["share_kept_min"], r["streams"]
     assert r["long_prompts"]["alone_ms"] == 0 and r["long_prompts"]["ratio"] == 0
 
 

@@ -1,1 +1,0 @@
-sluice_program(service_load SOURCES service_load.c DEPS sluice_base)
