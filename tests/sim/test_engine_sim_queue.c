@@ -203,10 +203,114 @@ static void open_loop_overload_is_served_at_capacity_and_waits_are_bounded(void 
     }
 }
 
+/* --- a flooding client -------------------------------------------------------------------------------------------------------- */
+
+enum { MODEST = 3, FLOOD = 24, WINDOW = 4 };
+
+struct user {
+    char name[16];
+    uint32_t most_prompt, most_answer;
+    uint64_t served;                /* by calls that have ended */
+    struct sim_call *call[FLOOD];   /* open ones */
+};
+
+struct fair {
+    struct engine_sim *s;
+    struct user user[MODEST + 1];   /* the last one floods */
+    uint32_t largest;
+    double worst;                   /* tokens by which a modest one was furthest behind its share */
+    int64_t end_ns;
+};
+
+static void user_ended(struct sim_call *c);
+
+static void user_submit(struct fair *f, struct user *u, uint32_t i)
+{
+    if (engine_sim_now_ns(f->s) >= f->end_ns)
+        return;
+    struct sim_call *c = sim_call_new(f->s, u->name, 1 + (uint32_t)(engine_sim_draw(f->s) % u->most_prompt),
+                                      1 + (uint32_t)(engine_sim_draw(f->s) % u->most_answer));
+    c->on_end = user_ended;
+    c->ctx = f;
+    u->call[i] = c;
+    sim_call_submit(c);
+}
+
+static struct user *user_of(struct fair *f, const char *name)
+{
+    for (uint32_t i = 0; i <= MODEST; i++)
+        if (strcmp(f->user[i].name, name) == 0)
+            return &f->user[i];
+    fail_msg("%s is nobody", name);
+    return NULL;
+}
+
+static void user_ended(struct sim_call *c)
+{
+    struct fair *f = c->ctx;
+    struct user *u = user_of(f, c->client);
+    assert_int_equal(c->finish, FINISH_LENGTH);
+    u->served += c->n_prompt + c->n_ids;
+    for (uint32_t i = 0; i < FLOOD; i++)
+        if (u->call[i] == c) {
+            u->call[i] = NULL;
+            sim_call_free(c);
+            user_submit(f, u, i);
+            return;
+        }
+}
+
+/* Prompt tokens count when they are read, answer tokens when they come. */
+static uint64_t served(const struct user *u)
+{
+    uint64_t n = u->served;
+    for (uint32_t i = 0; i < FLOOD; i++)
+        if (u->call[i])
+            n += u->call[i]->n_ids + u->call[i]->request->n_read;
+    return n;
+}
+
+static void compare(struct engine_sim *s, void *ctx)
+{
+    struct fair *f = ctx;
+    uint64_t sum = 0;
+    if (engine_sim_now_ns(s) >= f->end_ns)
+        return;
+    for (uint32_t i = 0; i <= MODEST; i++)
+        sum += served(&f->user[i]);
+    for (uint32_t i = 0; i < MODEST; i++)
+        f->worst = fmax(f->worst, (double)sum / (MODEST + 1) - (double)served(&f->user[i]));
+}
+
+/* All ask for more than their share, one for far more and in larger requests. */
+static void a_client_that_floods_takes_nothing_of_the_others_share(void **state)
+{
+    (void)state;
+    struct fair f = {.largest = 1200 + 200};
+    f.s = engine_sim_open(&(struct engine_sim_options){.n_slots = SLOTS, .flags = FLAGS("--queue-requests", "100")});
+    f.end_ns = engine_sim_now_ns(f.s) + 600 * NS_PER_S;
+    for (uint32_t i = 0; i <= MODEST; i++) {
+        struct user *u = &f.user[i];
+        *u = (struct user){.most_prompt = i == MODEST ? 1200 : 300, .most_answer = i == MODEST ? 200 : 60};
+        snprintf(u->name, sizeof u->name, "user-%u", i);
+        for (uint32_t k = 0; k < (i == MODEST ? FLOOD : WINDOW); k++)
+            user_submit(&f, u, k);
+    }
+    engine_sim_on_step(f.s, compare, &f);
+    engine_sim_run(f.s, f.end_ns);
+    print_message("served %llu %llu %llu and %llu tokens; a modest client was behind its share by at most %.0f, the largest "
+                  "request has %u\n",
+                  (unsigned long long)served(&f.user[0]), (unsigned long long)served(&f.user[1]),
+                  (unsigned long long)served(&f.user[2]), (unsigned long long)served(&f.user[3]), f.worst, f.largest);
+    assert_true(f.worst <= f.largest);
+    close_quiet(f.s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(who_returns_after_retry_after_is_taken),
+        cmocka_unit_test(a_client_that_floods_takes_nothing_of_the_others_share),
         cmocka_unit_test(open_loop_overload_is_served_at_capacity_and_waits_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

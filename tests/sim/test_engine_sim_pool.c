@@ -1,0 +1,244 @@
+/* A pool that is too small, and whatever may happen at any moment: tests 7 and 8 of scheduling.md and FC-63 on the whole engine. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "coordinator/engine_impl.h"
+#include "tests/sim/engine_sim.h"
+
+#define FLAGS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static void close_quiet(struct engine_sim *s)
+{
+    engine_sim_run_out(s, 4000 * NS_PER_S);
+    engine_sim_assert_quiet(s);
+    engine_sim_close(s);
+}
+
+/* --- more demand than blocks ------------------------------------------------------------------------------------------------- */
+
+struct pool {
+    uint32_t n_left, n_prompt, n_answer, n_done;
+    uint32_t n_long;        /* > 0: the length of one answer in five */
+    uint64_t ids;           /* that had come at ids_ns */
+    int64_t ids_ns, longest_ns;
+    uint64_t n_parks;
+};
+
+static void pool_ended(struct sim_call *c);
+
+static void pool_submit(struct engine_sim *s, struct pool *p, const char *client)
+{
+    if (p->n_left == 0)
+        return;
+    p->n_left--;
+    int is_long = p->n_long > 0 && engine_sim_unit(s) < 0.2;
+    struct sim_call *c = sim_call_new(s, client, p->n_prompt, is_long ? p->n_long : p->n_answer);
+    c->batch = engine_sim_unit(s) < 0.3;
+    c->on_end = pool_ended;
+    c->ctx = p;
+    sim_call_submit(c);
+}
+
+static void pool_ended(struct sim_call *c)
+{
+    struct pool *p = c->ctx;
+    char client[32];
+    memcpy(client, c->client, sizeof client);
+    assert_int_equal(c->finish, FINISH_LENGTH);
+    p->n_done++;
+    struct engine_sim *s = c->sim;
+    sim_call_free(c);
+    pool_submit(s, p, client);
+}
+
+/* The oldest of those that run is not the one that is parked. */
+static void check_parks(struct pool *p, const struct engine *e)
+{
+    uint64_t oldest = UINT64_MAX, n_new = e->metrics.preemptions - p->n_parks;
+    LIST_EACH(it, &e->running)
+        if (LIST_ENTRY(it, struct request, link)->order < oldest)
+            oldest = LIST_ENTRY(it, struct request, link)->order;
+    for (struct list *it = e->parked.prev; n_new > 0 && it != &e->parked; it = it->prev, n_new--)
+        assert_true(LIST_ENTRY(it, struct request, link)->order > oldest);
+    p->n_parks = e->metrics.preemptions;
+}
+
+/* Somebody always gets on. */
+static void watch(struct engine_sim *s, void *ctx)
+{
+    struct pool *p = ctx;
+    struct engine_sim_counts n = engine_sim_counts(s);
+    check_parks(p, engine_sim_engine(s));
+    if (n.ids != p->ids || n.open == 0) {
+        p->ids = n.ids;
+        p->ids_ns = engine_sim_now_ns(s);
+    } else if (engine_sim_now_ns(s) - p->ids_ns > p->longest_ns) {
+        p->longest_ns = engine_sim_now_ns(s) - p->ids_ns;
+    }
+}
+
+static struct metrics run_pool(struct pool *p, uint32_t n_stages, uint32_t n_slots, uint32_t n_blocks)
+{
+    char blocks[16];
+    snprintf(blocks, sizeof blocks, "%u", n_blocks);
+    struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){
+        .n_stages = n_stages, .n_slots = n_slots, .flags = FLAGS("--kv-blocks", blocks), .seed = n_stages + n_blocks});
+    p->ids_ns = engine_sim_now_ns(s);
+    engine_sim_on_step(s, watch, p);
+    for (uint32_t i = 0; i < n_slots; i++) {
+        char client[32];
+        snprintf(client, sizeof client, "client-%u", i);
+        pool_submit(s, p, client);
+    }
+    engine_sim_run_out(s, 4000 * NS_PER_S);
+    engine_sim_on_step(s, NULL, NULL);
+    struct metrics m = engine_sim_engine(s)->metrics;
+    close_quiet(s);
+    print_message("%u stages, %u blocks: %u calls, %llu parks, %llu prompt tokens, %llu cached, %llu read again, no id for %.2f s\n",
+                  n_stages, n_blocks, p->n_done, (unsigned long long)m.preemptions, (unsigned long long)m.prompt_tokens,
+                  (unsigned long long)m.cached_tokens, (unsigned long long)m.replayed_tokens, (double)p->longest_ns / 1e9);
+    return m;
+}
+
+/* Answers take more than is reserved for them: 110 % of the pool when all are at their ends. */
+static void a_pool_at_110_percent_of_demand_has_no_livelock(void **state)
+{
+    (void)state;
+    for (uint32_t stages = 1; stages <= 4; stages *= 2) {
+        struct pool p = {.n_left = 60, .n_prompt = 300, .n_answer = 900};
+        uint32_t need = (p.n_prompt + p.n_answer + 15) / 16, n_calls = p.n_left;
+        struct metrics m = run_pool(&p, stages, 8, 8 * need * 10 / 11);
+        assert_int_equal(p.n_done, n_calls);
+        assert_true(m.preemptions > 0);
+        assert_true(m.replayed_tokens <= (uint64_t)n_calls * p.n_prompt);
+        assert_true(p.longest_ns <= 2 * NS_PER_S);
+    }
+}
+
+/* One answer in five is long, so that no mean tells what is needed. */
+static void answers_of_lengths_that_nobody_can_guess_are_not_read_again_and_again(void **state)
+{
+    (void)state;
+    for (uint32_t stages = 1; stages <= 4; stages *= 2) {
+        struct pool p = {.n_left = 300, .n_prompt = 300, .n_answer = 20, .n_long = 1500};
+        uint32_t n_calls = p.n_left;
+        struct metrics m = run_pool(&p, stages, 8, 300);
+        assert_int_equal(p.n_done, n_calls);
+        assert_true(m.preemptions > 5);
+        assert_true(m.replayed_tokens <= 3ull * n_calls * p.n_prompt);
+        assert_true(p.longest_ns <= 2 * NS_PER_S);
+    }
+}
+
+/* FC-63 */
+static void four_requests_that_fill_a_small_pool_have_their_texts(void **state)
+{
+    (void)state;
+    for (uint32_t stages = 1; stages <= 4; stages *= 2) {
+        struct pool p = {.n_left = 4, .n_prompt = 1800, .n_answer = 600};
+        struct metrics m = run_pool(&p, stages, 4, 4096 / 16);
+        assert_int_equal(p.n_done, 4);
+        assert_true(p.longest_ns <= 2 * NS_PER_S);
+        assert_true(m.replayed_tokens <= 3 * 4 * 1800);
+    }
+}
+
+/* --- at every event ---------------------------------------------------------------------------------------------------------- */
+
+enum what { CANCEL, PARK, LOSE, WHAT_N };
+enum { CALLS = 4 };
+
+struct moment {
+    enum what what;
+    uint32_t who;         /* call, or stage */
+    uint64_t at;          /* steps from the start */
+    uint64_t from;
+    int did;
+};
+
+static void do_it(struct engine_sim *s, void *ctx)
+{
+    struct moment *m = ctx;
+    struct engine *e = engine_sim_engine(s);
+    if (engine_sim_counts(s).steps - m->from != m->at)
+        return;
+    if (m->what == LOSE)
+        engine_sim_lose_stage(s, m->who, 10 * NS_PER_MS), m->did = 1;
+    LIST_EACH(it, &e->running) {
+        struct request *r = LIST_ENTRY(it, struct request, link);
+        if (m->what == PARK && r->client[0] == (char)('a' + m->who)) {
+            engine__park(e, r, engine_sim_now_ns(s));
+            m->did = 1;
+        }
+    }
+}
+
+/* Sizes that make three run while one waits; two of them have a beginning in common. */
+static uint64_t run_moment(struct moment m)
+{
+    static const uint32_t n_prompt[CALLS] = {90, 40, 90, 20}, n_answer[CALLS] = {6, 12, 8, 9};
+    struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){
+        .n_slots = 3, .check_every = 1, .flags = FLAGS("--kv-blocks", "40", "--context", "256", "--piece-max", "32")});
+    struct sim_call *c[CALLS];
+    engine_sim_on_step(s, do_it, &m);
+    m.from = engine_sim_counts(s).steps;
+    for (uint32_t i = 0; i < CALLS; i++) {
+        c[i] = sim_call_new(s, (const char[]){(char)('a' + i), '\0'}, n_prompt[i], n_answer[i]);
+        if (i % 2 == 0)
+            sim_call_write(c[i], 0, 5);
+        sim_call_submit(c[i]);
+        if (m.what == CANCEL && i == m.who)
+            c[i]->ctx = &m;
+    }
+    while (engine_sim_counts(s).open > 0) {
+        engine_sim_step(s);
+        if (m.what == CANCEL && engine_sim_counts(s).steps - m.from == m.at)
+            sim_call_cancel(c[m.who]);
+    }
+    uint64_t steps = engine_sim_counts(s).steps - m.from;
+    for (uint32_t i = 0; i < CALLS; i++) { /* the ids of all were compared when they came */
+        if (m.what == CANCEL && i == m.who)
+            assert_true(c[i]->finish == FINISH_LENGTH || c[i]->end.status == STATUS_CANCELLED);
+        else if (m.what == LOSE)
+            assert_true(c[i]->finish == FINISH_LENGTH || status_retryable(c[i]->end.status));
+        else
+            assert_int_equal(c[i]->finish, FINISH_LENGTH);
+        assert_true(m.at > 0 || c[i]->finish == FINISH_LENGTH);
+    }
+    engine_sim_assert_quiet(s);
+    for (uint32_t i = 0; i < CALLS; i++)
+        sim_call_free(c[i]);
+    engine_sim_close(s);
+    return steps;
+}
+
+static void whatever_happens_at_any_event_leaves_texts_and_sums_right(void **state)
+{
+    (void)state;
+    uint64_t steps = run_moment((struct moment){.at = 0});
+    uint32_t n = 0;
+    assert_in_range(steps, 30, 1000);
+    for (int what = CANCEL; what < WHAT_N; what++)
+        for (uint32_t who = 0; who < (what == LOSE ? 2 : CALLS); who++)
+            for (uint64_t at = 1; at <= steps; at++, n++)
+                run_moment((struct moment){.what = (enum what)what, .who = who, .at = at});
+    print_message("%u runs of %llu events\n", n, (unsigned long long)steps);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_pool_at_110_percent_of_demand_has_no_livelock),
+        cmocka_unit_test(answers_of_lengths_that_nobody_can_guess_are_not_read_again_and_again),
+        cmocka_unit_test(four_requests_that_fill_a_small_pool_have_their_texts),
+        cmocka_unit_test(whatever_happens_at_any_event_leaves_texts_and_sums_right),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
