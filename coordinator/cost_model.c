@@ -174,6 +174,14 @@ double cost_spans_us(const struct cost_model *m, uint32_t stage)
     return m->stage[stage].attention_us * m->stage[stage].fit[1].spans_factor;
 }
 
+int cost_settled(const struct cost_model *m)
+{
+    for (uint32_t i = 0; i < m->n_stages; i++)
+        if (m->stage[i].fit[0].n_learned > 0 && m->stage[i].fit[0].n_learned < COST_SETTLED)
+            return 0;
+    return 1;
+}
+
 /* --- learning -------------------------------------------------------------------------------------------------------------- */
 
 /* The value that at most 5 % of n, and always one, are above: a single outlier never counts. Insertion sort: n is small
@@ -199,6 +207,9 @@ static void keep_ratio(struct cost_stage *c, enum cost_kind kind, double ratio)
         c->n_ratios[kind]++;
     if (c->next_ratio[kind] % RATIO_STEP == 0)
         c->guard[kind] = fmax(percentile95(c->ratio[kind], c->n_ratios[kind]), 1);
+    for (int k = 0; k < COST_N_KINDS; k++)
+        if (c->n_ratios[k] < RATIO_STEP) /* unknown yet: it scatters like the others */
+            c->guard[k] = c->guard[kind];
 }
 
 static double clamp_factor(double f)
@@ -237,7 +248,7 @@ static void adapt(struct cost_fit *f, uint32_t rows, const struct lesson *l)
     f->spans_factor = clamp_factor(f->spans_factor * (1 + ATTENTION_STEP * l->error * l->spans));
     f->n_learned++;
     for (uint32_t i = 0; i < COST_BUCKETS; i++)
-        if (f->n_seen[i] == 0 && i != b && i != b + 1)
+        if (f->n_seen[i] == 0)
             f->factor[i] = f->mean;
 }
 

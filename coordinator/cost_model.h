@@ -32,6 +32,7 @@ enum {
     COST_RATIOS = 64,  /* kept per stage and kind */
     COST_BUCKETS = 14, /* rows 1, 2, 4 .. 8192 */
     COST_WIDE_ROWS = 64,
+    COST_SETTLED = 64, /* timings */
 };
 #define COST_FACTOR_MIN 0.125
 #define COST_FACTOR_MAX 16.0
@@ -91,6 +92,9 @@ double cost_guard(const struct cost_model *m, uint32_t stage, enum cost_kind kin
 /* As fitted, per position before a piece: attention of each of its rows; what the piece costs because it is cut there. */
 double cost_reads_us(const struct cost_model *m, uint32_t stage);
 double cost_spans_us(const struct cost_model *m, uint32_t stage);
+
+/* Costs of decode rows follow timings by now, or none ever came. */
+int cost_settled(const struct cost_model *m);
 
 /* What a tick of this shape really took (compute and send). */
 void cost_model_learn(struct cost_model *m, uint32_t stage, const struct cost_shape *s, double actual_us);

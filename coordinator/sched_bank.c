@@ -14,8 +14,11 @@
 enum {
     BURST_PASSES = 6, /* a burst fills the pipeline so many times: six sevenths of what it costs carry prompts */
     PAY_BACK_ROUNDS = 2, /* a debt is paid back over so many revolutions of narrow ticks */
+    WIDEN_PART = 4,   /* a narrow tick may exceed its share by what costs a quarter of the bank, were it alone */
     STARVED = 4,      /* times what saving should take: then a burst starts whatever the account says */
 };
+#define WORTH 0.9           /* of what a burst reads in the same time */
+#define NEARLY 0.95          /* of W is enough: it moves with what the next tick holds */
 #define PACE_MEMORY 32.0
 #define PACE_MIN 0.5
 #define PACE_MAX 16.0
@@ -38,9 +41,9 @@ static int keeps_share(const struct sched *s)
 }
 
 /* Time that streams may lose in one tick of a full pipeline, and what it takes of them beside nothing. */
-static double earned_us(const struct sched *s, const struct sched_budget *b)
+static double earned_us(const struct sched_budget *b)
 {
-    return b->period_us / s->opt.decode_share / b->revolution;
+    return b->period_us / b->share / b->revolution;
 }
 
 static double base_us(const struct sched_budget *b)
@@ -52,14 +55,18 @@ double sched__narrow_tau_us(const struct sched *s, const struct sched_budget *b)
 {
     if (!keeps_share(s))
         return b->share_us;
-    return b->share_us + fmin(s->bank_us, 0) / (PAY_BACK_ROUNDS * b->revolution);
+    if (s->bank_us < 0)
+        return b->share_us + s->bank_us / (PAY_BACK_ROUNDS * b->revolution);
+    if (s->next_tick - s->narrow_tick > b->revolution)
+        return b->share_us; /* the bank saves for a burst */
+    return b->share_us + fmin(s->bank_us / (WIDEN_PART * s->opt.n_stages), b->share_us - base_us(b));
 }
 
 /* Of a burst of k ticks that cost tau_us each. */
 static double price_us(const struct sched *s, const struct sched_budget *b, double tau_us, double k)
 {
     double fill_us = (s->opt.n_stages - 1) * fmax(tau_us - base_us(b), 0);
-    return SCHED_WIDE_PRICE * (k * fmax(tau_us - earned_us(s, b), 0) + fill_us);
+    return SCHED_WIDE_PRICE * (k * fmax(tau_us - earned_us(b), 0) + fill_us);
 }
 
 static double most_ticks(const struct sched *s)
@@ -93,11 +100,11 @@ int sched__open_burst(const struct sched *s, const struct sched_survey *v, const
     set_wide_bounds(s, v, b, out);
     double tau_us = out->hard_us / cost_guard(&s->cost, v->slowest, COST_WIDE);
     double excess_us = fmax(tau_us - base_us(b), 1), k = ceil(sched__first_us(s, v, out) / excess_us);
-    double need_us = price_us(s, b, tau_us, fmin(k, most_ticks(s)));
     out->bank_bound_us = price_us(s, b, tau_us, most_ticks(s));
-    double save_us = out->bank_bound_us / (1 / s->opt.decode_share - 1);
+    double need_us = fmin(price_us(s, b, tau_us, fmin(k, most_ticks(s))), NEARLY * out->bank_bound_us);
+    double save_us = out->bank_bound_us / (1 / b->share - 1);
     if (s->burst) { /* it goes on while the bank covers a tick of half the width */
-        double covered_us = SCHED_WIDE_PRICE > 0 ? (s->bank_us + earned_us(s, b)) / SCHED_WIDE_PRICE : INFINITY;
+        double covered_us = SCHED_WIDE_PRICE > 0 ? (s->bank_us + earned_us(b)) / SCHED_WIDE_PRICE : INFINITY;
         if (covered_us >= tau_us / 2 && covered_us > b->share_us) {
             out->tau_us = fmin(tau_us, covered_us);
             return 1;
@@ -110,6 +117,23 @@ int sched__open_burst(const struct sched *s, const struct sched_survey *v, const
     out->hard_us = narrow_hard_us;
     out->stall_unmet = narrow_unmet;
     return 0;
+}
+
+/* A piece beside streams is worth the delay that it causes; a burst's rows cost the streams so much each, and the rows of a
+ * narrow tick should not cost them more. (They do where stages are uneven: every tick lasts as long as the slowest stage
+ * takes, but a revolution of decode rows alone less than R such ticks.) */
+int sched__worth_it(const struct sched *s, const struct sched_survey *v, const struct sched_budget *b,
+                    const struct sched_plan *out)
+{
+    double cost_us = cost_slowest_us(&s->cost, &out->shape), delay_us = cost_us - base_us(b);
+    const struct sched_run *piece = &out->runs[out->n_runs - 1];
+    if (!keeps_share(s) || delay_us <= 0 || piece->sample == SAMPLE_LAST)
+        return 1;
+    double row_us = v->row_us + v->reads_us * piece->kv_index, k = most_ticks(s);
+    double tau_us = b->stall_us / cost_guard(&s->cost, v->slowest, COST_WIDE);
+    double burst_rows = out->shape.n_prompt + fmax(tau_us - cost_us, 0) / row_us;
+    double burst_us = fmax(tau_us - base_us(b), 1) * (k + s->opt.n_stages - 1) / k;
+    return out->shape.n_prompt / delay_us >= WORTH * burst_rows / burst_us;
 }
 
 /* --- accounts ------------------------------------------------------------------------------------------------------------------ */
@@ -149,7 +173,7 @@ void sched__account(const struct sched *s, const struct sched_survey *v, const s
     if (!keeps_share(s))
         return;
     out->expected_us = tick_us(s, b, out, part);
-    double earned = n_able ? part * b->period_us / s->opt.decode_share : out->expected_us;
+    double earned = n_able ? part * b->period_us / b->share : out->expected_us;
     out->bank_us += earned - out->expected_us;
     if (v->n_readers == 0) {
         out->ledger = LEDGER_CALM;
@@ -175,6 +199,8 @@ void sched__bank_commit(struct sched *s, const struct sched_plan *p, struct sche
         s->bank_bound_us = p->bank_bound_us;
     s->waited_us = p->waited_us;
     s->burst = p->wide;
+    if (p->shape.n_prompt > 0 && !p->wide)
+        s->narrow_tick = p->tick;
 }
 
 static void learn_pace(struct sched *s, double ratio)
@@ -189,7 +215,7 @@ void sched__bank_retire(struct sched *s, const struct sched_flight *f)
     s->retired_us = s->now_us;
     if (s->now_us == 0 || !f->follows)
         return;
-    if (f->calm)
+    if (f->calm && cost_settled(&s->cost)) /* else the pace would take for its own what the costs will learn */
         learn_pace(s, us / f->alone_us);
     if (f->ledger == LEDGER_ON)
         s->bank_us = fmax(fmin(s->bank_us + f->expected_us - us, s->bank_bound_us), -s->bank_bound_us);

@@ -9,6 +9,9 @@ enum {
     COLD_ROWS = 64,  /* a tick without streams may always cost what so many rows cost */
 };
 
+/* Part of what the promise leaves that streams are given on top: P0 is known to a few percent. */
+#define SHARE_MARGIN 0.03
+
 /* --- survey ---------------------------------------------------------------------------------------------------------------- */
 
 static uint32_t least(uint32_t a, uint32_t b)
@@ -139,9 +142,10 @@ struct sched_budget sched__budget(const struct sched *s, uint32_t n_streams, uin
     struct sched_budget b = {.share_us = INFINITY, .stall_us = INFINITY};
     choose_groups(s, &c, &b);
     b.period_us = b.round_us * s->pace;
+    b.share = s->opt.decode_share + SHARE_MARGIN * (1 - s->opt.decode_share);
 #ifndef SCHED_MUTANT_NO_SHARE
     if (s->opt.decode_share > 0)
-        b.share_us = (b.period_us / s->opt.decode_share - s->opt.delta_us) / b.revolution;
+        b.share_us = (b.period_us / b.share - s->opt.delta_us) / b.revolution;
 #endif
 #ifndef SCHED_MUTANT_NO_STALL
     b.stall_us = (s->opt.max_stall_us - 2 * s->opt.delta_us - 2 * s->opt.lambda_us) / (b.revolution + s->opt.n_stages - 1);

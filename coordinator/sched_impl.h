@@ -65,6 +65,7 @@ struct sched {
     double bank_bound_us; /* W */
     double waited_us;     /* since the last piece, while readers wait */
     double pace;          /* a revolution of decode rows alone takes this times what the stages' costs say */
+    uint64_t narrow_tick; /* the newest with a piece that is not of a burst */
     uint32_t burst;       /* wide ticks are being sent */
     uint32_t calm;        /* ticks of decode rows alone that were sent in a row */
     double credit_us;     /* prompt time that the oldest reader is owed */
@@ -96,6 +97,7 @@ struct sched_budget {
     double decode_us;     /* decode-only tick at the slowest stage */
     double round_us;      /* a revolution by the stages' costs */
     double period_us;     /* the same by the pace: P0 */
+    double share;         /* kept: the promise and a little */
     double share_us, stall_us; /* of a tick at a stage: typical; guarded */
     uint32_t stall_unmet;
 };
@@ -130,6 +132,9 @@ double sched__first_us(const struct sched *s, const struct sched_survey *v, cons
 int sched__open_burst(const struct sched *s, const struct sched_survey *v, const struct sched_budget *b,
                       struct sched_plan *out);
 double sched__narrow_tau_us(const struct sched *s, const struct sched_budget *b);
+/* Do the tick's pieces read as much for the time that they cost streams as a burst would? */
+int sched__worth_it(const struct sched *s, const struct sched_survey *v, const struct sched_budget *b,
+                    const struct sched_plan *out);
 /* What the finished tick does to the bank. */
 void sched__account(const struct sched *s, const struct sched_survey *v, const struct sched_budget *b, struct sched_plan *out);
 void sched__bank_commit(struct sched *s, const struct sched_plan *p, struct sched_flight *f);

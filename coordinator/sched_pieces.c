@@ -9,6 +9,11 @@ enum {
     MIN_PIECE = 8,  /* rows, where that fills a tile; else a whole tile more */
 };
 
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 /* --- one piece ------------------------------------------------------------------------------------------------------------- */
 
 static struct cost_shape with_piece(const struct cost_shape *shape, const struct sched_entry *e, uint32_t x)
@@ -85,11 +90,11 @@ struct steps {
 
 static struct steps steps_of(const struct sched_survey *v, const struct cost_shape *shape, const struct sched_entry *e)
 {
-    uint32_t least = least_rows(v, e), first = SCHED_TILE_ROWS - shape->rows % SCHED_TILE_ROWS; /* 1..16 */
+    uint32_t fewest = least_rows(v, e), first = SCHED_TILE_ROWS - shape->rows % SCHED_TILE_ROWS; /* 1..16 */
     if (v->reads_us * e->position > v->row_us)
-        return (struct steps){.first = least, .step = 1};
-    if (first < least)
-        first += (least - first + SCHED_TILE_ROWS - 1) / SCHED_TILE_ROWS * SCHED_TILE_ROWS;
+        return (struct steps){.first = fewest, .step = 1};
+    if (first < fewest)
+        first += (fewest - first + SCHED_TILE_ROWS - 1) / SCHED_TILE_ROWS * SCHED_TILE_ROWS;
     return (struct steps){.first = first, .step = SCHED_TILE_ROWS};
 }
 
@@ -170,7 +175,12 @@ static uint32_t piece_of(const struct sched *s, const struct sched_survey *v, st
     int last = e->position + x_max == e->n_prompt;
     if (whole && (last ? fits_last(&f, out, x_max, b) : fits(&f, x_max)))
         return x_max;
-    return largest_piece(&f, steps_of(v, &out->shape, e), last ? x_max - 1 : x_max);
+    struct steps st = steps_of(v, &out->shape, e);
+    uint32_t x = largest_piece(&f, st, last ? x_max - 1 : x_max);
+    if (x > 0 || st.step == 1)
+        return x;
+    st = (struct steps){.first = least_rows(v, e), .step = 1}; /* less than a tile fits */
+    return largest_piece(&f, st, least(st.first + SCHED_TILE_ROWS, last ? x_max - 1 : x_max));
 }
 
 static void add_piece(const struct sched *s, struct sched_plan *out, uint32_t slot, uint32_t x)

@@ -47,16 +47,35 @@ static void plan_cold(const struct sched *s, const struct sched_survey *v, struc
     sched__add_pieces(s, v, b, out);
 }
 
+/* What add_pieces changes. */
+struct before {
+    struct cost_shape shape;
+    uint32_t n_runs;
+    double credit_us;
+    uint64_t oldest_order;
+};
+
+static void take_back(struct sched_plan *out, const struct before *b)
+{
+    out->shape = b->shape;
+    out->n_runs = b->n_runs;
+    out->credit_us = b->credit_us;
+    out->oldest_order = b->oldest_order;
+}
+
 static void read_beside(const struct sched *s, const struct sched_survey *v, struct sched_budget *b, struct sched_plan *out)
 {
-    uint32_t n_runs = out->n_runs;
+    const struct before before = {.shape = out->shape, .n_runs = out->n_runs, .credit_us = out->credit_us,
+                                  .oldest_order = out->oldest_order};
     if (sched__open_burst(s, v, b, out)) {
         sched__add_pieces(s, v, b, out);
-        out->wide = out->n_runs > n_runs;
+        out->wide = out->n_runs > before.n_runs;
         return;
     }
     out->tau_us = sched__narrow_tau_us(s, b);
     sched__add_pieces(s, v, b, out);
+    if (out->n_runs > before.n_runs && !sched__worth_it(s, v, b, out))
+        take_back(out, &before);
     if (out->n_runs == 0)
         sched__add_rows(s, b, 1, out); /* the tick would be empty: rows need not wait for their revolution */
     if (out->n_runs > 0 || s->in_flight > 0)
