@@ -1,0 +1,132 @@
+/* Plans of any coordinator against a stage's sequences: what is taken keeps the table's invariants, names only blocks of the
+ * pool, and never changes a position under a sequence that holds it. The bytes say ops and runs; a broken rule ends the epoch. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "stage/sequences.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { SLOTS = 4, KV_BLOCK = 4, BLOCKS = 14, CONTEXT = 30, SEQS = 6 };
+
+struct input {
+    const uint8_t *at, *end;
+};
+
+struct world {
+    struct sequences *s;
+    struct plan *p;
+    uint32_t kv[BLOCKS][KV_BLOCK];  /* what each cell holds: the number of the write */
+    uint32_t n_writes;
+    uint32_t seen[SLOTS][CONTEXT];  /* what each sequence counts on */
+};
+
+static uint32_t take(struct input *in, uint32_t n)
+{
+    return in->at < in->end ? *in->at++ % n : 0;
+}
+
+static uint32_t *cell(struct world *w, const struct sequence *q, uint32_t position)
+{
+    CHECK(position / KV_BLOCK < q->n_blocks && q->blocks[position / KV_BLOCK] < BLOCKS);
+    return &w->kv[q->blocks[position / KV_BLOCK]][position % KV_BLOCK];
+}
+
+static enum status add_op(struct world *w, struct input *in, enum plan_op_kind kind)
+{
+    uint32_t blocks[10];
+    struct plan_op op = {.kind = kind, .seq = 1 + take(in, SEQS)};
+    if (kind == OP_OPEN)
+        op.slot = take(in, SLOTS + 1);
+    if (kind == OP_OPEN || kind == OP_TRUNCATE)
+        op.length = take(in, CONTEXT + 5);
+    if (kind == OP_OPEN || kind == OP_APPEND)
+        op.n_blocks = take(in, 10);
+    for (uint32_t i = 0; i < op.n_blocks; i++)
+        blocks[i] = take(in, BLOCKS + 1);
+    struct error err;
+    if (plan_add_op(w->p, &op, blocks) != STATUS_OK || plan_check(w->p, &err) != STATUS_OK)
+        return STATUS_FULL;
+    TRY(sequences_apply(w->s, w->p, &w->p->ops[w->p->n_ops - 1], &err));
+    const struct sequence *q = sequences_find(w->s, op.seq);
+    if (kind == OP_OPEN)
+        for (uint32_t i = 0; i < q->length; i++)
+            w->seen[q->slot][i] = *cell(w, q, i);
+    return STATUS_OK;
+}
+
+static enum status add_run(struct world *w, struct input *in)
+{
+    static const uint32_t ids[CONTEXT + 5];
+    struct sequence *q = sequences_find(w->s, 1 + take(in, SEQS));
+    struct sample_note *from;
+    struct error err;
+    uint32_t how = take(in, 16);
+    struct plan_run run = {.seq = q ? q->seq : 99, .n = take(in, CONTEXT + 5), .kv_index = q ? q->length : 0,
+                           .source = how & 1 ? SOURCE_FROM_TICK : SOURCE_IDS, .from_tick = w->p->tick - 1,
+                           .sample = how & 2 ? SAMPLE_LAST : SAMPLE_NONE, .table_check = q ? q->digest : 0};
+    if (how & 1)
+        run.n = 1;
+    if (how & 4)
+        run.kv_index += take(in, 3);
+    if (plan_add_run(w->p, &run, ids) != STATUS_OK || plan_check(w->p, &err) != STATUS_OK)
+        return STATUS_FULL;
+    TRY(sequences_extend(w->s, w->p, w->p->n_runs - 1, &q, &from, &err));
+    for (uint32_t i = 0; i < run.n; i++)
+        w->seen[q->slot][run.kv_index + i] = *cell(w, q, run.kv_index + i) = ++w->n_writes;
+    return STATUS_OK;
+}
+
+static void next_tick(struct world *w)
+{
+    uint64_t tick = w->p->tick + 1;
+    plan_reset(w->p);
+    w->p->tick = tick;
+}
+
+static void check(struct world *w)
+{
+    const char *why;
+    CHECK(sequences__check(w->s, &why));
+    for (uint64_t seq = 1; seq <= SEQS; seq++) {
+        const struct sequence *q = sequences_find(w->s, seq);
+        for (uint32_t i = 0; q && i < q->length; i++)
+            CHECK(*cell(w, q, i) == w->seen[q->slot][i]);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct world w;
+    const struct sequences_limits l = {.slots = SLOTS, .context = CONTEXT, .kv_block = KV_BLOCK, .n_blocks = BLOCKS, .n_notes = 3};
+    struct input in = {data, data + size};
+    if (size > 2000)
+        return 0;
+    if (!w.p && plan_create(64, 64, 2048, &w.p) != STATUS_OK)
+        abort();
+    if (sequences_create(&l, &w.s) != STATUS_OK)
+        abort();
+    next_tick(&w);
+    while (in.at < in.end) {
+        uint32_t what = take(&in, 8);
+        enum status s = STATUS_OK;
+        if (what == 0)
+            next_tick(&w);
+        else if (what <= OP_CLOSE)
+            s = add_op(&w, &in, (enum plan_op_kind)what);
+        else
+            s = add_run(&w, &in);
+        if (s == STATUS_FULL) {
+            next_tick(&w); /* no plan, so no tick */
+            continue;
+        }
+        if (s != STATUS_OK) {
+            sequences_clear(w.s);
+            next_tick(&w);
+        }
+        check(&w);
+    }
+    sequences_destroy(w.s);
+    return 0;
+}
