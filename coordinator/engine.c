@@ -13,7 +13,9 @@
 #include "common/base/log.h"
 
 static const int64_t PERIOD_NS = 50 * NS_PER_MS;
-static const int64_t PUBLISH_NS = 10 * NS_PER_MS; /* a change is seen after this, however many there are */
+/* A change is seen after this, however many there are. A snapshot takes 10 us and 0.12 us a slot (Zen 3): with thousands of
+ * slots it is made less often, so that it never costs more than about a hundredth of the time. */
+static const int64_t PUBLISH_NS = 10 * NS_PER_MS, PUBLISH_SLOT_NS = 10000;
 
 /* --- ports ------------------------------------------------------------------------------------------------------------------ */
 
@@ -149,6 +151,11 @@ static void periodic(struct engine *e, int64_t now)
     e->dirty = 1;
 }
 
+static int64_t publish_at(const struct engine *e)
+{
+    return e->published_ns + PUBLISH_NS + (int64_t)e->n_slots * PUBLISH_SLOT_NS;
+}
+
 static void turn(struct engine *e, int64_t now)
 {
     check_overflow(e, now);
@@ -158,7 +165,7 @@ static void turn(struct engine *e, int64_t now)
     engine__send_ticks(e, now);
     engine__pipeline_events(e, now); /* a plan that could not be sent ends the epoch */
     ASSERT((engine__check(e), 1));
-    if (e->dirty && now - e->published_ns >= PUBLISH_NS)
+    if (e->dirty && now >= publish_at(e))
         engine__publish(e, now);
 }
 
@@ -167,8 +174,8 @@ static int64_t wake_at(struct engine *e, int64_t now)
     int64_t at = pipeline_time(e->pipeline, now);
     if (e->next_periodic_ns < at) /* it also ends waits: their deadlines need no wake of their own */
         at = e->next_periodic_ns;
-    if (e->dirty && e->published_ns + PUBLISH_NS < at)
-        at = e->published_ns + PUBLISH_NS;
+    if (e->dirty && publish_at(e) < at)
+        at = publish_at(e);
     return at > now ? at : now + 1;
 }
 
