@@ -38,6 +38,7 @@ enum status admission_create(const struct admission_limits *l, struct admission 
         return STATUS_OUT_OF_MEMORY;
     a->limits = *l;
     list_init(&a->waiting);
+    a->walked_ns = INT64_MIN / 2; /* never */
     /* First admissions; as many that come back after a restart; those that run, and may all be parked. */
     a->capacity = 2 * l->queue_requests + 4 * l->n_slots + 16;
     enum status s = create_heaps(a);

@@ -90,7 +90,8 @@ struct admission_item *admission_expired(struct admission *a, int64_t now_ns);
 /* Earliest deadline of a waiting item, INT64_MAX: none. */
 int64_t admission_deadline(const struct admission *a);
 /* Its rank in the order in which admission_next and admission_start would take the waiting ones now; those whose client has
- * all its slots come last. 0: it does not wait. One walk over the queue, n log n, after a change; then O(1). */
+ * all its slots come last. 0: it does not wait. One walk over the queue, n log n, after a change; then O(1). Where thousands
+ * wait, a rank may be that of two seconds ago, and a newcomer's the last. */
 uint32_t admission_position(struct admission *a, const struct admission_item *item);
 
 /* Tokens that passed the pipeline (prompt rows read and answer rows), for the measured rate. Call per retired tick. */
