@@ -130,7 +130,7 @@ class Service:
         try:
             if self.exit_code is None:
                 if self.job.poll() is None:
-                    self.job.send_signal(signal.SIGUSR1)
+                    self.job.send_signal(signal.SIGUSR1 if self.mpi and not self.fake else signal.SIGTERM)
                 self.wait_exit(0, 10)
             self.assert_nothing_left()
             self.assert_clean_log()

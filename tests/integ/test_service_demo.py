@@ -19,7 +19,7 @@ class Demo(Service):
     """The script in a process group of its own, as a terminal has it; the service's harness finds and judges the rest."""
 
     def __init__(self, *flags, stages=2):
-        super().__init__(stages=stages, model=MODEL, wait=False)
+        super().__init__(stages=stages, model=MODEL, mpi=False, wait=False)
         home = os.path.join(self.dir.name, "home")
         os.mkdir(home)
         self.env.update(HOME=home, SLUICE_BUILD_DIR=os.path.dirname(os.path.abspath(BIN)))
