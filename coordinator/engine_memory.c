@@ -14,7 +14,7 @@
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
 
-enum { RESERVE_UNKNOWN = 256 }; /* answer tokens that are reserved before any answer has ended */
+enum { RESERVE_UNKNOWN = 128 }; /* answer tokens that are reserved before any answer has ended */
 
 /* --- the chain --------------------------------------------------------------------------------------------------------------- */
 

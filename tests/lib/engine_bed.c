@@ -446,12 +446,13 @@ void bed_submit(struct bed_request *r)
     struct engine_bed *b = r->bed;
     struct error err = {0};
     struct generate_request g = {.prompt = PROMPT_IDS, .ids = r->prompt, .n_ids = r->n_prompt, .sampler = r->sampler,
-                                 .has_seed = 1, .max_tokens = r->max_tokens, .deadline_ms = r->deadline_ms};
+                                 .has_seed = 1, .max_tokens = r->max_tokens, .deadline_ms = r->deadline_ms,
+                                 .no_cache = r->no_cache, .batch_priority = r->batch};
     if (r->stop)
         g.stop[g.n_stops++] = (struct bytes){r->stop, strlen(r->stop)};
     const struct request_sink sink = {r, sink_send, sink_stalled, sink_finish, sink_release};
     r->started_ns = clock_now_ns();
-    if (request_create(&g, "bed", &sink, ARENA_BYTES, &r->request, &err) != STATUS_OK ||
+    if (request_create(&g, r->client ? r->client : "bed", &sink, ARENA_BYTES, &r->request, &err) != STATUS_OK ||
         request_set_prompt(r->request, r->request->prompt_ids, r->n_prompt, (uint32_t)b->config.context, UINT32_MAX,
                            tokenizer_n_vocab(b->tokenizer), &err) != STATUS_OK)
         fail_msg("%s", err.message);

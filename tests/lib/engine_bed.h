@@ -52,6 +52,8 @@ struct bed_request {
     uint32_t refuse_every; /* > 0: the sink is full at every n-th event, as with a slow reader */
     uint32_t no_memory_at; /* > 0: the sink has no memory for the n-th event */
     int64_t deadline_ms;
+    const char *client;    /* NULL: all of one */
+    int no_cache, batch;
     /* what came; read it after bed_wait, or under engine_bed_lock */
     struct engine_bed *bed;
     struct request *request;

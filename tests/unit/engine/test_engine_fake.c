@@ -12,128 +12,7 @@
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
-#include "common/base/rand.h"
-#include "tests/lib/engine_bed.h"
-#include "tests/lib/fake_compute.h"
-
-enum { WAIT_MS = 20000, MAX_REQUESTS = 160 };
-#define MODEL SLUICE_VECTORS "/tiny/llama-f32.gguf"
-#define FLAGS(...) ((const char *const[]){__VA_ARGS__, NULL})
-
-static uint64_t seed = 3, draws;
-
-static uint32_t below(uint32_t n)
-{
-    return (uint32_t)(rand_at(seed, draws++) % n);
-}
-
-static void sleep_ms(uint32_t ms)
-{
-    usleep(ms * 1000);
-}
-
-/* --- a bed with a script, and requests that know their reference ------------------------------------------------------------- */
-
-struct bed {
-    struct engine_bed *b;
-    char script[64];
-    struct bed_request *r[MAX_REQUESTS];
-    uint32_t n;
-};
-
-static enum status create_fake(void *ctx, uint32_t stage, struct compute **out, struct error *err)
-{
-    return fake_compute_create(&(struct fake_options){.stage = stage, .script_path = ctx}, out, err);
-}
-
-static struct bed *bed_open(uint32_t n_stages, const char *script, const char *const *flags)
-{
-    struct bed *t = calloc(1, sizeof *t);
-    assert_non_null(t);
-    snprintf(t->script, sizeof t->script, "/tmp/sluice-test-XXXXXX");
-    int fd = mkstemp(t->script);
-    assert_true(fd >= 0 && write(fd, script, strlen(script)) == (ssize_t)strlen(script));
-    close(fd);
-    const struct engine_bed_options o = {
-        .model_path = MODEL, .n_stages = n_stages, .flags = flags, .create = create_fake, .ctx = t->script};
-    t->b = engine_bed_open(&o);
-    engine_bed_wait_ready(t->b);
-    return t;
-}
-
-static void bed_close(struct bed *t)
-{
-    for (uint32_t i = 0; i < t->n; i++)
-        bed_request_free(t->r[i]);
-    engine_bed_close(t->b);
-    unlink(t->script);
-    free(t);
-}
-
-static struct bed_request *add(struct bed *t, uint32_t n_prompt, uint32_t n_out)
-{
-    uint32_t prompt[512];
-    CHECK(t->n < MAX_REQUESTS && n_prompt <= ARRAY_LEN(prompt));
-    for (uint32_t i = 0; i < n_prompt; i++)
-        prompt[i] = below(FAKE_VOCAB);
-    struct bed_request *r = bed_request_new(t->b, prompt, n_prompt, n_out);
-    if (below(3) == 0) {
-        r->sampler.temperature = 1;
-        r->sampler.seed = below(1u << 30);
-    }
-    return t->r[t->n++] = r;
-}
-
-static struct bed_request *start(struct bed *t, uint32_t n_prompt, uint32_t n_out)
-{
-    struct bed_request *r = add(t, n_prompt, n_out);
-    bed_submit(r);
-    return r;
-}
-
-/* Ids are the reference's, all of them when it ended well; the text is theirs. */
-static void check_answer(struct bed *t, const struct bed_request *r)
-{
-    int32_t want[BED_MAX_IDS];
-    struct buf text;
-    uint32_t n = (uint32_t)(r->max_tokens > 0 ? r->max_tokens : 512 - r->n_prompt);
-    fake_reference(engine_bed_model(t->b)->hp.n_layers, &r->sampler, r->prompt, r->n_prompt, want, n);
-    assert_true(r->n_ids <= n);
-    assert_memory_equal(r->ids, want, r->n_ids * sizeof *want);
-    if (r->end.status != STATUS_OK || r->stop)
-        return;
-    assert_int_equal(r->n_done, 1);
-    assert_int_equal(r->n_ids, n);
-    assert_int_equal(r->done.finish, FINISH_LENGTH);
-    assert_int_equal(r->done.usage.prompt_tokens, r->n_prompt);
-    assert_int_equal(r->done.usage.completion_tokens, n);
-    buf_init(&text, 1 << 20);
-    struct detokenizer d;
-    detokenizer_init(&d, engine_bed_tokenizer(t->b), 0);
-    for (uint32_t i = 0; i < n; i++)
-        assert_int_equal(detokenizer_push(&d, (uint32_t)want[i], &text), STATUS_OK);
-    assert_int_equal(detokenizer_finish(&d, &text), STATUS_OK);
-    assert_int_equal(r->text.len, text.len);
-    assert_memory_equal(r->text.data, text.data, text.len);
-    buf_fini(&text);
-}
-
-static void wait_all(struct bed *t)
-{
-    for (uint32_t i = 0; i < t->n; i++) {
-        bed_wait(t->r[i], WAIT_MS);
-        check_answer(t, t->r[i]);
-    }
-}
-
-static void wait_ids(struct bed_request *r, uint32_t n)
-{
-    for (int64_t end_ns = clock_now_ns() + 5 * NS_PER_S; bed_n_ids(r) < n && !bed_ended(r);) {
-        if (clock_now_ns() > end_ns)
-            fail_msg("%u ids did not come within 5 s", n);
-        usleep(200);
-    }
-}
+#include "tests/unit/engine/fake_bed.h"
 
 /* What the engine publishes follows the event by a few milliseconds. */
 static void wait_flag(int (*flag)(struct engine *e), struct engine *e, int want, const char *name)
@@ -141,14 +20,6 @@ static void wait_flag(int (*flag)(struct engine *e), struct engine *e, int want,
     for (int64_t end_ns = clock_now_ns() + NS_PER_S; flag(e) != want; usleep(500))
         if (clock_now_ns() > end_ns)
             fail_msg("%s is not %d within a second", name, want);
-}
-
-static void canary(struct bed *t)
-{
-    struct bed_request *r = start(t, 20, 8);
-    bed_wait(r, WAIT_MS);
-    assert_int_equal(r->end.status, STATUS_OK);
-    check_answer(t, r);
 }
 
 /* --- tests --------------------------------------------------------------------------------------------------------------------------- */

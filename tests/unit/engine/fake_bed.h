@@ -1,0 +1,40 @@
+/* tests/unit/engine/fake_bed.h - an engine with fake stages, and requests that know their reference.
+ *
+ * Purpose    What the tests of the engine share: a bed under a script (tests/lib/README.md), random prompts from one seed, and
+ *            the check that an answer is what the hash chain gives.
+ * Ownership  bed_open/bed_close; requests are the bed's.
+ * Threading  The test's thread.
+ * Errors     Failed cmocka assertions.
+ */
+#ifndef SLUICE_TESTS_UNIT_ENGINE_FAKE_BED_H
+#define SLUICE_TESTS_UNIT_ENGINE_FAKE_BED_H
+
+#include "tests/lib/engine_bed.h"
+#include "tests/lib/fake_compute.h"
+
+enum { WAIT_MS = 20000, MAX_REQUESTS = 160 };
+#define FLAGS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+struct bed {
+    struct engine_bed *b;
+    char script[64];
+    struct bed_request *r[MAX_REQUESTS];
+    uint32_t n;
+};
+
+struct bed *bed_open(uint32_t n_stages, const char *script, const char *const *flags);
+void bed_close(struct bed *t);
+
+uint32_t below(uint32_t n); /* drawn from the seed of the test program */
+void sleep_ms(uint32_t ms);
+
+/* A request of random ids, one in three sampled. add leaves it unsent. */
+struct bed_request *add(struct bed *t, uint32_t n_prompt, uint32_t n_out);
+struct bed_request *start(struct bed *t, uint32_t n_prompt, uint32_t n_out);
+/* Ids are the reference's, all of them when it ended well; the text is theirs. */
+void check_answer(struct bed *t, const struct bed_request *r);
+void wait_all(struct bed *t);
+void wait_ids(struct bed_request *r, uint32_t n);
+void canary(struct bed *t);
+
+#endif
