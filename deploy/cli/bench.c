@@ -14,7 +14,7 @@
 /* Two prompts of these many words tell how a server counts: their difference what a word costs, the rest what lies around it. */
 enum { PROBE_WORDS_1 = 16, PROBE_WORDS_2 = 144, PROBE_TRIES = 10 };
 
-/* --- shared by the scenarios -------------------------------------------------------------------------------------------------------- */
+/* --- shared by the scenarios ------------------------------------------------------------------------------------------------ */
 
 void failures_add(struct failures *f, const char *kind, const char *message)
 {
@@ -54,7 +54,7 @@ void bench_progress_end(const struct bench_options *o)
         fputs("\r\033[K", stderr);
 }
 
-/* --- before the run ------------------------------------------------------------------------------------------------------------------ */
+/* --- before the run --------------------------------------------------------------------------------------------------------- */
 
 /* The server's first model, or NULL: not every server lists them. A server that cannot be reached is told here. */
 static enum status find_model(const struct http *h, json_t **models, const char **out, struct error *err)
@@ -74,7 +74,7 @@ static void probe_event(void *ctx, const struct stream_event *e)
 static enum status probe(const struct bench_options *o, const struct plan *p, uint32_t n_words, int64_t *out, struct error *err)
 {
     size_t len;
-    char *text = plan_body(p, UINT64_MAX - n_words, n_words, 1, 1, &len);
+    char *text = plan_body(p, UINT64_MAX - n_words, n_words, 1, PLAN_OWN_PREFIX, &len);
     json_t *body = text ? json_loadb(text, len, 0, NULL) : NULL;
     free(text);
     if (!body)
@@ -101,7 +101,7 @@ static enum status calibrate(const struct bench_options *o, struct plan *p, stru
     return STATUS_OK;
 }
 
-/* --- after it ------------------------------------------------------------------------------------------------------------------------ */
+/* --- after it --------------------------------------------------------------------------------------------------------------- */
 
 static double cpu_s(void)
 {

@@ -36,7 +36,7 @@ struct bench_http {
     uint64_t n_events;    /* of calls that ended */
 };
 
-/* --- what libcurl asks for -------------------------------------------------------------------------------------------------------- */
+/* --- what libcurl asks for -------------------------------------------------------------------------------------------------- */
 
 static int on_socket(CURL *c, curl_socket_t fd, int what, void *arg, void *known)
 {
@@ -63,7 +63,7 @@ static int on_timer(CURLM *m, long timeout_ms, void *arg)
     return 0;
 }
 
-/* --- create and destroy ----------------------------------------------------------------------------------------------------------- */
+/* --- create and destroy ----------------------------------------------------------------------------------------------------- */
 
 static uint32_t raise_fds(void)
 {
@@ -142,7 +142,7 @@ void bench_http_destroy(struct bench_http *b)
     free(b);
 }
 
-/* --- calls ------------------------------------------------------------------------------------------------------------------------ */
+/* --- calls ------------------------------------------------------------------------------------------------------------------ */
 
 static struct bench_call *take_spare(struct bench_http *b)
 {
@@ -230,7 +230,7 @@ static void take_ended(struct bench_http *b)
         }
 }
 
-/* --- waiting ---------------------------------------------------------------------------------------------------------------------- */
+/* --- waiting ---------------------------------------------------------------------------------------------------------------- */
 
 /* A timer of nanoseconds: epoll's own milliseconds would send an open loop's requests late. */
 static void arm(struct bench_http *b, int64_t due_ns)

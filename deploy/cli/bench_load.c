@@ -38,7 +38,7 @@ struct request {
     struct samples gaps;
 };
 
-/* --- what is due ------------------------------------------------------------------------------------------------------------------ */
+/* --- what is due ------------------------------------------------------------------------------------------------------------ */
 
 static void push_due(struct load *l, struct request *q)
 {
@@ -77,7 +77,7 @@ static void drop(struct request *q)
     free(q);
 }
 
-/* --- one request ------------------------------------------------------------------------------------------------------------------ */
+/* --- one request ------------------------------------------------------------------------------------------------------------ */
 
 static void on_event(void *ctx, const struct stream_event *e)
 {
@@ -175,15 +175,15 @@ static void send_request(struct load *l, struct request *q, int64_t now)
         l->r->most_running = bench_http_open(l->http);
 }
 
-/* --- the run ---------------------------------------------------------------------------------------------------------------------- */
+/* --- the run ---------------------------------------------------------------------------------------------------------------- */
 
 static void show(struct load *l, int64_t now)
 {
     struct load_result *r = l->r;
     double tokens_per_s = (double)(r->n_events - l->shown_tokens) * NS_PER_S / (double)(now - l->shown_ns);
-    bench_progress(l->o, "%4.0f s: %llu sent, %llu running, %llu done, %llu failed, %.1f tokens/s", (double)(now - l->start_ns) / NS_PER_S,
-                   (unsigned long long)r->n_sent, (unsigned long long)bench_http_open(l->http), (unsigned long long)r->n_done,
-                   (unsigned long long)r->failures.n, tokens_per_s);
+    bench_progress(l->o, "%4.0f s: %llu sent, %u running, %llu done, %llu failed, %.1f tokens/s",
+                   (double)(now - l->start_ns) / NS_PER_S, (unsigned long long)r->n_sent, bench_http_open(l->http),
+                   (unsigned long long)r->n_done, (unsigned long long)r->failures.n, tokens_per_s);
     l->shown_tokens = r->n_events;
     l->shown_ns = now;
 }

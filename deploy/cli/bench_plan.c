@@ -39,7 +39,7 @@ static const char *const words[] = {
     "rest", "behavior", "performance", "fight", "top", "goal", "second", "bed", "order", "author", "hope", "resource", "blood",
 };
 
-/* --- lengths and arrivals --------------------------------------------------------------------------------------------------------- */
+/* --- lengths and arrivals --------------------------------------------------------------------------------------------------- */
 
 static enum status bad_length(const char *flag, const char *text, struct error *err)
 {
@@ -101,7 +101,7 @@ double plan_arrival_gap_s(double rate, uint64_t seed, uint64_t index)
     return -log(unit(rand_at(seed, DRAW_ARRIVAL), index)) / rate;
 }
 
-/* --- bodies ----------------------------------------------------------------------------------------------------------------------- */
+/* --- bodies ----------------------------------------------------------------------------------------------------------------- */
 
 enum status plan_init(struct plan *p, const struct plan_options *o, struct error *err)
 {
@@ -159,13 +159,13 @@ static uint32_t n_words(const struct plan *p, double n_tokens)
     return n_tokens < p->tokens_per_word ? 1 : (uint32_t)lround(n_tokens / p->tokens_per_word);
 }
 
-char *plan_body(const struct plan *p, uint64_t index, uint32_t n_prompt, uint32_t n_answer, int alone, size_t *len)
+char *plan_body(const struct plan *p, uint64_t index, uint32_t n_prompt, uint32_t n_answer, int flags, size_t *len)
 {
     uint64_t own = rand_at(rand_at(p->o.seed, DRAW_PROMPT), index), shared = rand_at(p->o.seed, DRAW_SHARED);
-    uint32_t n_shared = alone ? 0 : p->o.shared_prefix;
+    uint32_t n_shared = flags & PLAN_OWN_PREFIX ? 0 : p->o.shared_prefix;
     struct buf b;
     buf_init(&b, MAX_BODY_BYTES);
-    buf_printf(&b, "%s,\"max_tokens\":%u,", p->head, n_answer);
+    buf_printf(&b, "%s,\"max_tokens\":%u,%s", p->head, n_answer, flags & PLAN_TOKEN_IDS ? "\"return_token_ids\":true," : "");
     if (p->o.has_ids) {
         if (n_shared > n_prompt)
             n_shared = n_prompt;

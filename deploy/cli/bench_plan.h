@@ -50,9 +50,14 @@ struct plan {
 enum status plan_init(struct plan *p, const struct plan_options *o, struct error *err);
 void plan_fini(struct plan *p);
 const char *plan_path(const struct plan *p);
-/* A body that asks for a prompt of about n_prompt tokens and an answer of n_answer. Every index has another prompt. Never uses the
- * shared prefix when `alone` is set. NULL: no memory. */
-char *plan_body(const struct plan *p, uint64_t index, uint32_t n_prompt, uint32_t n_answer, int alone, size_t *len);
+enum plan_flags {
+    PLAN_OWN_PREFIX = 1, /* nothing shared */
+    PLAN_TOKEN_IDS = 2,  /* events name their tokens, where the server knows that (Sluice, vLLM): several may come in one */
+};
+
+/* A body that asks for a prompt of about n_prompt tokens and an answer of n_answer. Every index has another prompt. flags: of
+ * plan_flags. NULL: no memory. */
+char *plan_body(const struct plan *p, uint64_t index, uint32_t n_prompt, uint32_t n_answer, int flags, size_t *len);
 /* From the server's count of tokens for two prompts of these many words. */
 void plan_calibrate(struct plan *p, uint32_t n_words_1, int64_t n_tokens_1, uint32_t n_words_2, int64_t n_tokens_2);
 

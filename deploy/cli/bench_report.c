@@ -20,7 +20,7 @@ static const char *length_text(const struct length *l, char *out, size_t size)
     return out;
 }
 
-/* --- tables -------------------------------------------------------------------------------------------------------------------------- */
+/* --- tables ----------------------------------------------------------------------------------------------------------------- */
 
 static void print_head(FILE *f, const struct bench_options *o, const struct plan *p)
 {
@@ -152,7 +152,7 @@ void stall_report(FILE *f, const struct bench_options *o, const struct plan *p, 
                 r->n_prompts > 1 ? " each" : "", r->ratio);
 }
 
-/* --- JSON ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- JSON ------------------------------------------------------------------------------------------------------------------- */
 
 static json_t *summary_json(struct samples *s)
 {

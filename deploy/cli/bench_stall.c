@@ -1,11 +1,12 @@
 /* deploy/cli/bench_stall.c - what running streams keep while a long prompt is read.
  *
  *   [alone: the long prompt on the idle server]
- *   streams begin -> all are steady -> before (a fixed time) -> long prompts are sent -> during, until the last one's first token
+ *   streams begin -> all are steady -> before (a fixed time)
+ *   -> long prompts are sent -> during, until the last one's first token
  *   -> after (a fixed time) -> streams are ended by leaving
  *
- * A stream whose answer ends is asked again at once. Rates are tokens (events with text) in a window of time over its length; a gap
- * is the silence between two tokens of one answer, and belongs to `during` as soon as the two share any time. */
+ * A stream whose answer ends is asked again at once. Rates are tokens (by the ids of their events, else one an event) in a window of
+ * time over its length; a gap is the silence between two tokens of one answer, and belongs to `during` as soon as the two share any time. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,7 +47,7 @@ struct stall {
     const char *phase;
 };
 
-/* --- asking ----------------------------------------------------------------------------------------------------------------------- */
+/* --- asking ----------------------------------------------------------------------------------------------------------------- */
 
 static void on_event(void *ctx, const struct stream_event *e)
 {
@@ -62,9 +63,9 @@ static void on_event(void *ctx, const struct stream_event *e)
     a->stall->r->n_events++;
     if (!a->first_ns)
         a->first_ns = e->at_ns;
-    if (!a->is_long)
-        marks_add(&a->marks, e->at_ns, a->n_tokens == 0);
-    a->n_tokens++;
+    for (uint32_t i = 0; i < e->n_tokens; i++, a->n_tokens++)
+        if (!a->is_long)
+            marks_add(&a->marks, e->at_ns, a->n_tokens == 0);
 }
 
 static void on_end(void *ctx, const struct bench_end *end)
@@ -85,7 +86,7 @@ static void on_end(void *ctx, const struct bench_end *end)
 static void ask(struct stall *st, struct asked *a, uint64_t index, uint32_t n_prompt, uint32_t n_answer)
 {
     size_t len;
-    char *body = plan_body(st->plan, index, n_prompt, n_answer, 1, &len);
+    char *body = plan_body(st->plan, index, n_prompt, n_answer, PLAN_OWN_PREFIX | (a->is_long ? 0 : PLAN_TOKEN_IDS), &len);
     a->sent_ns = clock_now_ns();
     a->first_ns = a->last_ns = a->end_ns = a->again_ns = 0;
     a->n_tokens = 0;
@@ -107,7 +108,7 @@ static void ask_long(struct stall *st, struct asked *a, uint64_t index)
     ask(st, a, index, length_draw(&st->o->prompt_tokens, seed, INDEX_LONG), length_draw(&st->o->max_tokens, seed, INDEX_LONG + 1));
 }
 
-/* --- the turns of a phase --------------------------------------------------------------------------------------------------------- */
+/* --- the turns of a phase --------------------------------------------------------------------------------------------------- */
 
 static void show(struct stall *st, int64_t now)
 {
@@ -158,7 +159,7 @@ static int longs_run(const struct stall *st, uint32_t n)
     return 0;
 }
 
-/* --- the run ---------------------------------------------------------------------------------------------------------------------- */
+/* --- the run ---------------------------------------------------------------------------------------------------------------- */
 
 /* Nothing is measured when what is measured fails. */
 static int has_failed(const struct stall *st)
@@ -216,7 +217,10 @@ static void judge_streams(struct stall *st, int64_t from, int64_t sent, int64_t 
     for (uint32_t i = 0; i < r->n_streams; i++) {
         const struct asked *a = &st->streams[i];
         struct stall_stream *s = &r->streams[i];
-        *s = (struct stall_stream){rate(&a->marks, from, sent), rate(&a->marks, sent, read), rate(&a->marks, after, end), a->n_answers};
+        *s = (struct stall_stream){.before = rate(&a->marks, from, sent),
+                                   .during = rate(&a->marks, sent, read),
+                                   .after = rate(&a->marks, after, end),
+                                   .n_answers = a->n_answers};
         r->total.before += s->before;
         r->total.during += s->during;
         r->total.after += s->after;

@@ -20,7 +20,8 @@ enum status event_take_error(const json_t *body, long http, struct error *err)
 }
 
 /* Text of a choice: /v1/completions, or what a chat delta brings (its content, its reasoning). A delta that only names the role is
- * no token; text that is empty without an end is one (a special token, or half a character). */
+ * no token, nor is what only repeats the prompt's ids; text that is empty without an end is one (a special token, or half a
+ * character). */
 static void take_choice(const json_t *choice, struct stream_event *out)
 {
     const json_t *delta = json_object_get(choice, "delta"), *text = json_object_get(choice, "text");
@@ -34,9 +35,13 @@ static void take_choice(const json_t *choice, struct stream_event *out)
     out->finish = json_string_value(json_object_get(choice, "finish_reason"));
     int is_said = json_string_length(text) > 0 || json_string_length(reasoning) > 0 ||
                   json_array_size(json_object_get(delta, "tool_calls")) > 0;
-    int is_empty_token = json_is_string(text) && !out->finish && !json_object_get(delta, "role");
-    if (is_said || is_empty_token)
+    int is_empty_token = json_is_string(text) && !out->finish && !json_object_get(delta, "role") &&
+                         !json_object_get(choice, "prompt_token_ids");
+    size_t n_ids = json_array_size(json_object_get(choice, "token_ids"));
+    if (is_said || is_empty_token || n_ids) {
         out->kind = EVENT_TOKEN;
+        out->n_tokens = n_ids ? (uint32_t)n_ids : 1;
+    }
 }
 
 static void take_usage(const json_t *usage, struct stream_event *out)

@@ -27,6 +27,7 @@ struct stream_event {
     int64_t at_ns;      /* when its bytes were read; the reader's to set */
     int has_choice;     /* an event of the answer itself, with or without text */
     const char *text;   /* of choice 0; NULL: none */
+    uint32_t n_tokens;  /* of a token event: as many as token_ids names, where the server was asked for them, else 1 */
     const char *finish; /* finish_reason, or NULL */
     int has_usage;
     int64_t prompt_tokens, completion_tokens, cached_tokens;

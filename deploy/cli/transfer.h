@@ -5,8 +5,8 @@
  * Ownership  transfer_init/transfer_fini in place; it must not move while the handle is in use. The request body is the caller's,
  *            until the transfer ends.
  * Threading  One thread at a time.
- * Errors     transfer_finish: IO (no connection, broke off; says where), TIMEOUT, CANCELLED, PROTOCOL (not what was expected), or the status of the
- *            server's own error object, whose message, code and Retry-After come through.
+ * Errors     transfer_finish: IO (no connection, broke off; says where), TIMEOUT, CANCELLED, PROTOCOL (not what was expected), or
+ *            the status of the server's own error object, whose message, code and Retry-After come through.
  */
 #ifndef SLUICE_DEPLOY_CLI_TRANSFER_H
 #define SLUICE_DEPLOY_CLI_TRANSFER_H

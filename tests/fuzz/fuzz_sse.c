@@ -23,7 +23,7 @@ static void check_event(const struct stream_event *e, const struct error *err, c
     CHECK((e->kind == EVENT_BAD || e->kind == EVENT_ERROR) == (err->status != STATUS_OK));
     CHECK(err->status == STATUS_OK || err->message[0] || json_object_get(e->json, "error"));
     CHECK(e->kind == EVENT_BAD || e->kind == EVENT_DONE || json_is_object(e->json));
-    CHECK(e->kind != EVENT_TOKEN || e->has_choice);
+    CHECK(e->kind != EVENT_TOKEN || (e->has_choice && e->n_tokens));
     CHECK(!e->text || strlen(e->text) <= 6 * len);
 }
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 from scripted_server import ScriptedServer
-from service import BIN, SLACK, TENTH, Service, run
+from service import BIN, SLACK, TENTH, Service, run, wait_for
 
 SLUICE = os.path.join(BIN, "sluice")
 ENV = {k: v for k, v in os.environ.items() if k not in ("SLUICE_URL", "SLUICE_API_KEY")}
@@ -334,6 +334,7 @@ def test_a_service_and_the_client_count_the_same():
     with Service(stages=2, slots=8, costs=TENTH) as s:
         r = bench(f"http://127.0.0.1:{s.port}", "--requests", "24", "--concurrency", "8", "--prompt-tokens", "40-90", "--max-tokens",
                   "5-20", "--prompt-ids=3-258")
+        wait_for(lambda: not s.quiet_problem(), 5, "the service knows that the last one ended")
         m, status = s.metrics(), s.status()
         assert status["requests"]["done"] == 24 and r["requests"]["done"] == 24, (status["requests"], r["requests"])
         assert r["tokens"]["output"] == m["sluice_generated_tokens_total"], (r["tokens"], m["sluice_generated_tokens_total"])

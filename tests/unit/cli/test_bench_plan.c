@@ -210,6 +210,23 @@ static void prompts_of_words_differ_from_the_first_ones_on(void **state)
     plan_fini(&p);
 }
 
+static void a_body_asks_for_token_ids_when_it_is_told_to(void **state)
+{
+    (void)state;
+    struct plan p = plan((struct plan_options){.shared_prefix = 5, .seed = 8});
+    size_t len;
+    char *text = plan_body(&p, 0, 10, 1, PLAN_TOKEN_IDS, &len), *own = plan_body(&p, 0, 10, 1, PLAN_OWN_PREFIX, &len);
+    json_t *v = json_loads(text, JSON_REJECT_DUPLICATES, NULL), *w = json_loads(own, JSON_REJECT_DUPLICATES, NULL);
+    assert_true(json_is_true(json_object_get(v, "return_token_ids")));
+    assert_null(json_object_get(w, "return_token_ids"));
+    assert_string_not_equal(json_string_value(json_object_get(v, "prompt")), json_string_value(json_object_get(w, "prompt")));
+    json_decref(v);
+    json_decref(w);
+    free(text);
+    free(own);
+    plan_fini(&p);
+}
+
 static void lengths_follow_the_servers_own_count(void **state)
 {
     (void)state;
@@ -259,6 +276,7 @@ int main(void)
         cmocka_unit_test(a_chat_body_has_one_message),
         cmocka_unit_test(prompts_share_what_was_asked_for_and_no_more),
         cmocka_unit_test(prompts_of_words_differ_from_the_first_ones_on),
+        cmocka_unit_test(a_body_asks_for_token_ids_when_it_is_told_to),
         cmocka_unit_test(lengths_follow_the_servers_own_count),
         cmocka_unit_test(a_server_that_does_not_count_changes_nothing),
         cmocka_unit_test(more_fields_must_be_an_object),

@@ -131,6 +131,30 @@ static void usage_and_timings_are_read(void **state)
     event_release(&e);
 }
 
+static void tokens_of_an_event_are_counted_by_their_ids(void **state)
+{
+    (void)state;
+    const struct {
+        const char *json;
+        enum event_kind kind;
+        uint32_t n;
+    } all[] = {
+        {"{\"choices\":[{\"text\":\"a b\",\"token_ids\":[5,6,7]}]}", EVENT_TOKEN, 3},
+        {"{\"choices\":[{\"text\":\"\",\"token_ids\":[5]}]}", EVENT_TOKEN, 1}, /* half a character */
+        {"{\"choices\":[{\"text\":\"a\",\"token_ids\":null}]}", EVENT_TOKEN, 1},
+        {"{\"choices\":[{\"text\":\"\",\"prompt_token_ids\":[1,2],\"finish_reason\":null}]}", EVENT_OTHER, 0},
+        {"{\"choices\":[{\"text\":\"a\",\"prompt_token_ids\":[1,2],\"token_ids\":[3]}]}", EVENT_TOKEN, 1}, /* vLLM */
+        {"{\"choices\":[{\"delta\":{\"content\":\"a\"},\"token_ids\":[3,4]}]}", EVENT_TOKEN, 2},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        struct stream_event e;
+        event_parse(all[i].json, strlen(all[i].json), &e, NULL);
+        assert_int_equal(e.kind, all[i].kind);
+        assert_int_equal(e.n_tokens, all[i].n);
+        event_release(&e);
+    }
+}
+
 static void a_servers_error_keeps_its_words(void **state)
 {
     (void)state;
@@ -154,6 +178,7 @@ int main(void)
         cmocka_unit_test(a_line_over_the_limit_is_refused_for_good),
         cmocka_unit_test(events_of_known_servers_are_told_apart),
         cmocka_unit_test(usage_and_timings_are_read),
+        cmocka_unit_test(tokens_of_an_event_are_counted_by_their_ids),
         cmocka_unit_test(a_servers_error_keeps_its_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
