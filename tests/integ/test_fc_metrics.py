@@ -208,9 +208,11 @@ def fc_46_the_page_is_good_text_with_every_name_idle_loaded_and_with_a_stage_dow
         _, complaints["idle"] = check_page(s, "idle", names)
         watch = Watch(s)
         watch.start()
-        calls = [s.call(ids(400, i), 3000, key=f"k{i}") for i in range(6)]
-        for c in calls[:4]:
+        calls = [s.call(ids(400, i), 3000, key=f"k{i}") for i in range(4)]
+        for c in calls:
             c.wait_tokens(3)
+        calls += [s.call(ids(400, 10 + i), 3000, key=f"q{i}") for i in range(2)]
+        s.wait_requests(queued=2)
         page, complaints["loaded"] = check_page(s, "loaded", names)
         assert page['sluice_requests{state="queued"}'] == 2 and page['sluice_stage_ready{stage="1"}'] == 1
         s.kill(1)
