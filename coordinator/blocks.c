@@ -279,8 +279,14 @@ static int fits(const struct blocks *b, uint32_t n_found, uint32_t n_reserved)
     return n_reserved <= b->per_seq && n_reserved - n_found + cached <= blocks_available(b);
 }
 
+/* It is asked again and again for whoever waits: the chain is looked up only where hits decide. */
 int blocks_can_open(const struct blocks *b, const struct block_chain *c, uint32_t n_reserved)
 {
+    uint32_t most = c && c->n ? (c->n - 1) / b->o.kv_block : 0, room = blocks_available(b);
+    if (n_reserved > b->per_seq || (n_reserved > most && n_reserved - most > room))
+        return 0; /* not even if all hits were live */
+    if (n_reserved <= room)
+        return 1; /* a hit never needs more than a new block */
     return fits(b, look_up(b, c, n_reserved), n_reserved);
 }
 
