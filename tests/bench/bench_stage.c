@@ -4,7 +4,8 @@
  * sequences after prompts of 16 tokens (llama-batched-bench -npp 16 -ntg 64 -npl B). Medians over the repetitions.
  *
  * --limit on: the limit of a pipeline instead (stage_limit.h). Of B streams each of --stages stages has B/stages rows per tick, all
- * compute at the same time with --threads each, and the slowest one's ticks count. --split as the service's. */
+ * compute at the same time with --threads each, and the slowest one's ticks count; a prompt in pieces of --tick-rows. --split as
+ * the service's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,31 +116,58 @@ static void bench_decode(struct bench *b, uint32_t batch)
     report(b, "decode", batch, rates);
 }
 
-static void bench_limit(struct bench *b, uint32_t batch)
+/* Tokens per second when each tick brings `per_tick` of them and the slowest stage sets the pace. */
+static double limit_rate(struct bench *b, enum status s, const double tick_us[MAX_STAGES], double per_tick, const struct error *err)
+{
+    double slowest = 0;
+    if (s != STATUS_OK)
+        die("tick", err->message);
+    for (long i = 0; i < b->stages; i++)
+        slowest = tick_us[i] > slowest ? tick_us[i] : slowest;
+    return per_tick / slowest * 1e6;
+}
+
+static void tell_ticks(const struct bench *b, uint32_t n_rows, const double tick_us[MAX_STAGES])
+{
+    const struct split *split = stage_limit_split(b->pipeline);
+    for (long i = 0; i < b->stages; i++)
+        printf("  stage %ld, layers %u to %u, %u rows: %.0f us per tick (last round)\n", i, split->first_layer[i],
+               split->first_layer[i + 1], n_rows, tick_us[i]);
+}
+
+static void limit_decode(struct bench *b, uint32_t batch)
 {
     double rates[MAX_REPEATS], tick_us[MAX_STAGES];
     const uint32_t n_rows = batch / (uint32_t)b->stages;
     struct error err;
     for (long r = 0; r < b->repeats; r++) {
-        if (stage_limit_decode(b->pipeline, n_rows, (uint32_t)b->prompt, (uint32_t)b->tokens, tick_us, &err) != STATUS_OK)
-            die("tick", err.message);
-        double slowest = 0;
-        for (long i = 0; i < b->stages; i++)
-            slowest = tick_us[i] > slowest ? tick_us[i] : slowest;
-        rates[r] = n_rows / slowest * 1e6;
+        enum status s = stage_limit_decode(b->pipeline, n_rows, (uint32_t)b->prompt, (uint32_t)b->tokens, tick_us, &err);
+        rates[r] = limit_rate(b, s, tick_us, n_rows, &err);
     }
-    const struct split *split = stage_limit_split(b->pipeline);
-    for (long i = 0; i < b->stages; i++)
-        printf("  stage %ld, layers %u to %u, %u rows: %.0f us per tick (last round)\n", i, split->first_layer[i],
-               split->first_layer[i + 1], n_rows, tick_us[i]);
-    report(b, "limit", batch, rates);
+    tell_ticks(b, n_rows, tick_us);
+    report(b, "decode", batch, rates);
+}
+
+static void limit_prefill(struct bench *b)
+{
+    double rates[MAX_REPEATS], tick_us[MAX_STAGES];
+    const uint32_t n_rows = (uint32_t)(b->tick_rows < b->prefill ? b->tick_rows : b->prefill);
+    const double n_ticks = (double)((b->prefill + n_rows - 1) / n_rows);
+    struct error err;
+    for (long r = 0; r < b->repeats; r++) {
+        enum status s = stage_limit_prefill(b->pipeline, n_rows, (uint32_t)b->prefill, tick_us, &err);
+        rates[r] = limit_rate(b, s, tick_us, (double)b->prefill / n_ticks, &err);
+    }
+    tell_ticks(b, n_rows, tick_us);
+    report(b, "prefill", (uint32_t)b->prefill, rates);
 }
 
 static void open_pipeline(struct bench *b, struct error *err)
 {
+    const long context = b->prompt + b->tokens > b->prefill ? b->prompt + b->tokens : b->prefill;
     const struct stage_limit_options o = {.model_path = b->model, .backend = b->backend, .isa = b->isa, .split = b->split,
-                                          .n_stages = (uint32_t)b->stages, .n_threads = (int)b->threads, .max_rows = MAX_BATCH,
-                                          .context = (uint32_t)(b->prompt + b->tokens)};
+                                          .n_stages = (uint32_t)b->stages, .n_threads = (int)b->threads, .n_seqs = 16,
+                                          .max_rows = (uint32_t)b->tick_rows, .context = (uint32_t)context};
     if (stage_limit_open(&o, &b->pipeline, err) != STATUS_OK)
         die("load", err->message);
 }
@@ -166,7 +194,7 @@ static void bench_batches(struct bench *b)
         if (b->limit && batch % b->stages)
             die("--batches", "with --limit multiples of --stages");
         if (b->limit)
-            bench_limit(b, (uint32_t)batch);
+            limit_decode(b, (uint32_t)batch);
         else
             bench_decode(b, (uint32_t)batch);
     }
@@ -238,7 +266,9 @@ int main(int argc, char **argv)
     b.out = b.json ? fopen(b.json, "w") : NULL;
     if (b.out)
         fprintf(b.out, "{\"backend\": \"%s\", \"threads\": %ld, \"stages\": %ld, \"results\": [", backend, b.threads, b.stages);
-    if (b.prefill && !b.limit)
+    if (b.prefill && b.limit)
+        limit_prefill(&b);
+    else if (b.prefill)
         bench_prefill(&b);
     bench_batches(&b);
     if (b.out) {

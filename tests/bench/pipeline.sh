@@ -16,9 +16,9 @@ start_service pipeline 2 1 --slots 17 --context 3072 && pipeline=$url
 start_service stage 1 2 --slots 17 --context 3072 && stage=$url
 split=$(curl -fs "$pipeline/v1/status" | python3 -c 'import json, sys; print(json.load(sys.stdin)["stages"][1]["layers"][0])')
 
-limit() {
-    "$build/bin/bench_stage" --model "$model" --limit on --stages 2 --threads 1 --split "$split" --batches "$1" --prompt 16 \
-        --tokens "$tokens" --repeats 1 --json "$work/limit.json" >/dev/null
+limit() { # bench_stage flags
+    "$build/bin/bench_stage" --model "$model" --limit on --stages 2 --threads 1 --split "$split" --prompt 16 --tokens "$tokens" \
+        --repeats 1 --json "$work/limit.json" "$@" >/dev/null
     json "$work/limit.json" results.0.tokens_per_s
 }
 
@@ -30,7 +30,10 @@ measure_side() {
     case $1 in
     pipeline) measure pipeline "$pipeline" ;;
     stage) measure stage "$stage" ;;
-    limit) for n in 4 8 16; do note "limit.$n" limit $n; done ;;
+    limit)
+        for n in 4 8 16; do note "limit.$n" limit --prefill 0 --batches $n; done
+        note limit.prefill limit --prefill $prompt --tick-rows 64 --batches ""
+        ;;
     esac
 }
 
@@ -44,11 +47,12 @@ report() {
     bench_head "Two stages of one thread against their limit and one stage of two threads"
     echo "$(basename "$model"), split at layer $split, $seconds s of steady streams (the limit: $tokens tokens after 16), medians of $rounds rounds in turns (least to most), tokens/s."
     echo
-    echo "| decode, by HTTP | two stages | their limit | ratio | target |"
+    echo "| by HTTP | two stages | their limit | ratio | target |"
     echo "| --- | --- | --- | --- | --- |"
-    ratio_row "4 streams" pipeline.4 limit.4 0.9
-    ratio_row "8 streams" pipeline.8 limit.8 0.9
-    ratio_row "16 streams" pipeline.16 limit.16
+    ratio_row "decode, 4 streams" pipeline.4 limit.4 0.9
+    ratio_row "decode, 8 streams" pipeline.8 limit.8 0.9
+    ratio_row "decode, 16 streams" pipeline.16 limit.16
+    ratio_row "prefill of $prompt" pipeline.prefill limit.prefill
     echo
     echo "| by HTTP | two stages | one stage, two threads | ratio | target |"
     echo "| --- | --- | --- | --- | --- |"

@@ -17,7 +17,7 @@ struct half {
     pthread_t thread;
     uint32_t stage;
     struct compute *compute;
-    uint32_t *tables;            /* [max_rows][blocks_per_seq] */
+    uint32_t *tables;            /* [n_seqs][blocks_per_seq] */
     struct tick_row *rows;       /* [max_rows] */
     struct tick_sample *samples; /* [max_rows] */
     float *in, *out;             /* [max_rows][width] */
@@ -29,7 +29,9 @@ struct half {
 struct stage_limit {
     struct stage_limit_options o;
     struct split split;
-    uint32_t blocks_per_seq, n_rows, prompt, n_ticks;
+    uint32_t blocks_per_seq;
+    uint32_t n_rows, prompt, n_ticks; /* of this run */
+    uint32_t n_tokens;                /* of this run's one prompt; 0: decode */
     int cores[MAX_STAGES];       /* one for each stage, or none at all: then nothing is pinned */
     int n_cores, ending;
     pthread_barrier_t turn;      /* caller and stages: a run begins, a run has ended */
@@ -51,8 +53,8 @@ static enum status half_load(struct half *h)
         .skip_calibration = 1};
     const struct msg_assign a = {
         .stage = stage, .n_stages = l->o.n_stages, .first_layer = l->split.first_layer[stage],
-        .end_layer = l->split.first_layer[stage + 1], .slots = l->o.max_rows, .context = l->o.context, .kv_block = KV_BLOCK,
-        .n_blocks = l->o.max_rows * l->blocks_per_seq, .max_rows = l->o.max_rows, .kv_type = "f16"};
+        .end_layer = l->split.first_layer[stage + 1], .slots = l->o.n_seqs, .context = l->o.context, .kv_block = KV_BLOCK,
+        .n_blocks = l->o.n_seqs * l->blocks_per_seq, .max_rows = l->o.max_rows, .kv_type = "f16"};
     struct msg_loaded loaded;
     TRY(model_compute_create(&mo, &h->compute, &h->err));
     return h->compute->table->load(h->compute, &a, &loaded, &h->err);
@@ -70,48 +72,76 @@ static enum status half_allocate(struct half *h)
     const struct stage_limit *l = h->limit;
     const size_t n = l->o.max_rows, width = h->compute->table->width(h->compute);
     const size_t bytes = (n * width * sizeof(float) + 63) / 64 * 64;
-    h->tables = calloc(n * l->blocks_per_seq, sizeof *h->tables);
+    h->tables = calloc((size_t)l->o.n_seqs * l->blocks_per_seq, sizeof *h->tables);
     h->rows = calloc(n, sizeof *h->rows);
     h->samples = calloc(n, sizeof *h->samples);
     h->in = aligned_alloc(64, bytes);
     h->out = aligned_alloc(64, bytes);
     if (!h->tables || !h->rows || !h->samples || !h->in || !h->out)
         return error_set(&h->err, STATUS_OUT_OF_MEMORY, "stage %u", h->stage);
-    for (uint32_t i = 0; i < n * l->blocks_per_seq; i++)
+    for (uint32_t i = 0; i < l->o.n_seqs * l->blocks_per_seq; i++)
         h->tables[i] = i;
     make_up(h->in, n * width);
     return STATUS_OK;
 }
 
-static enum status half_tick(struct half *h, uint32_t position)
+static enum status half_run(struct half *h, uint32_t n_rows, uint32_t n_samples)
 {
-    const struct stage_limit *l = h->limit;
-    const int last = h->stage + 1 == l->o.n_stages;
-    const uint32_t n_vocab = (uint32_t)model_compute_model(h->compute)->hp.n_vocab;
-    for (uint32_t i = 0; i < l->n_rows; i++) {
-        h->rows[i] = (struct tick_row){.blocks = h->tables + (size_t)i * l->blocks_per_seq, .position = position,
-                                       .id = (uint32_t)(rand_at(i + 1, position) % n_vocab), .seq = i};
-        h->samples[i] = (struct tick_sample){.row = i, .sampler = &greedy};
-    }
-    struct tick t = {.n_rows = l->n_rows, .rows = h->rows, .n_samples = last ? l->n_rows : 0, .samples = h->samples,
+    const int last = h->stage + 1 == h->limit->o.n_stages;
+    struct tick t = {.n_rows = n_rows, .rows = h->rows, .n_samples = last ? n_samples : 0, .samples = h->samples,
                      .in = h->stage ? h->in : NULL, .out = last ? NULL : h->out};
     return h->compute->table->run(h->compute, &t, &h->err);
 }
 
+static void set_row(struct half *h, uint32_t i, uint32_t seq, uint32_t position)
+{
+    const uint32_t n_vocab = (uint32_t)model_compute_model(h->compute)->hp.n_vocab;
+    h->rows[i] = (struct tick_row){.blocks = h->tables + (size_t)seq * h->limit->blocks_per_seq, .position = position,
+                                   .id = (uint32_t)(rand_at(seq + 1, position) % n_vocab), .seq = seq};
+}
+
+/* A row of every sequence. */
+static enum status decode_tick(struct half *h, uint32_t position)
+{
+    const uint32_t n = h->limit->n_rows;
+    for (uint32_t i = 0; i < n; i++) {
+        set_row(h, i, i, position);
+        h->samples[i] = (struct tick_sample){.row = i, .sampler = &greedy};
+    }
+    return half_run(h, n, n);
+}
+
+/* Piece t of the prompt. */
+static enum status prefill_tick(struct half *h, uint32_t t)
+{
+    const struct stage_limit *l = h->limit;
+    const uint32_t from = t * l->n_rows, left = l->n_tokens - from, n = left < l->n_rows ? left : l->n_rows;
+    for (uint32_t i = 0; i < n; i++)
+        set_row(h, i, 0, from + i);
+    h->samples[0] = (struct tick_sample){.row = n - 1, .sampler = &greedy};
+    return half_run(h, n, left == n);
+}
+
+static enum status half_tick(struct half *h, uint32_t t)
+{
+    const struct stage_limit *l = h->limit;
+    return l->n_tokens ? prefill_tick(h, t) : decode_tick(h, l->prompt + t);
+}
+
 /* Its ticks are timed; then it goes on until the slowest is done, so that all of that one's are beside full load. */
-static enum status half_decode(struct half *h)
+static enum status half_measure(struct half *h)
 {
     struct stage_limit *l = h->limit;
     enum status s = STATUS_OK;
-    for (uint32_t i = 0; i < l->prompt && s == STATUS_OK; i++)
-        s = half_tick(h, i);
+    for (uint32_t i = 0; !l->n_tokens && i < l->prompt && s == STATUS_OK; i++)
+        s = decode_tick(h, i);
     const int64_t start_ns = clock_now_ns();
     for (uint32_t t = 0; t < l->n_ticks && s == STATUS_OK; t++)
-        s = half_tick(h, l->prompt + t);
+        s = half_tick(h, t);
     h->tick_us = (double)(clock_now_ns() - start_ns) / 1e3 / l->n_ticks;
     atomic_fetch_sub(&l->n_busy, 1);
     for (uint32_t t = 0; atomic_load(&l->n_busy) && s == STATUS_OK; t++)
-        s = half_tick(h, l->prompt + t % l->n_ticks);
+        s = half_tick(h, t % l->n_ticks);
     return s;
 }
 
@@ -127,7 +157,7 @@ static void *half_main(void *arg)
         pthread_barrier_wait(&l->turn);
         if (l->ending)
             break;
-        h->status = half_decode(h);
+        h->status = half_measure(h);
         pthread_barrier_wait(&l->turn);
     }
     if (h->compute)
@@ -216,21 +246,42 @@ void stage_limit_close(struct stage_limit *l)
     free(l);
 }
 
-enum status stage_limit_decode(struct stage_limit *l, uint32_t n_rows, uint32_t prompt, uint32_t n_ticks,
-                               double tick_us[MAX_STAGES], struct error *err)
+static enum status measure(struct stage_limit *l, double tick_us[MAX_STAGES], struct error *err)
 {
-    if (n_rows < 1 || n_rows > l->o.max_rows || n_ticks < 1 || prompt + n_ticks > l->o.context)
-        return error_set(err, STATUS_CONFIG, "%u rows for %u ticks after %u: at most %u rows and %u positions", n_rows, n_ticks,
-                         prompt, l->o.max_rows, l->o.context);
-    l->n_rows = n_rows;
-    l->prompt = prompt;
-    l->n_ticks = n_ticks;
     atomic_store(&l->n_busy, l->o.n_stages);
     pthread_barrier_wait(&l->turn);
     pthread_barrier_wait(&l->turn);
     for (uint32_t i = 0; i < l->o.n_stages; i++)
         tick_us[i] = l->halves[i].tick_us;
     return first_failure(l, err);
+}
+
+static enum status check_size(const struct stage_limit *l, uint32_t n_rows, uint32_t n_positions, struct error *err)
+{
+    if (n_rows >= 1 && n_rows <= l->o.max_rows && n_positions >= 1 && n_positions <= l->o.context)
+        return STATUS_OK;
+    return error_set(err, STATUS_CONFIG, "%u rows, %u positions: from 1 to %u rows and %u positions", n_rows, n_positions,
+                     l->o.max_rows, l->o.context);
+}
+
+enum status stage_limit_decode(struct stage_limit *l, uint32_t n_rows, uint32_t prompt, uint32_t n_ticks,
+                               double tick_us[MAX_STAGES], struct error *err)
+{
+    TRY(check_size(l, n_rows <= l->o.n_seqs ? n_rows : UINT32_MAX, prompt + n_ticks, err));
+    l->n_rows = n_rows;
+    l->prompt = prompt;
+    l->n_ticks = n_ticks;
+    l->n_tokens = 0;
+    return measure(l, tick_us, err);
+}
+
+enum status stage_limit_prefill(struct stage_limit *l, uint32_t n_rows, uint32_t n_tokens, double tick_us[MAX_STAGES], struct error *err)
+{
+    TRY(check_size(l, n_rows, n_tokens, err));
+    l->n_rows = n_rows;
+    l->n_ticks = (n_tokens + n_rows - 1) / n_rows;
+    l->n_tokens = n_tokens;
+    return measure(l, tick_us, err);
 }
 
 const char *stage_limit_backend(const struct stage_limit *l)
