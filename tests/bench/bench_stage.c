@@ -154,6 +154,8 @@ static void limit_prefill(struct bench *b)
     const uint32_t n_rows = (uint32_t)(b->tick_rows < b->prefill ? b->tick_rows : b->prefill);
     const double n_ticks = (double)((b->prefill + n_rows - 1) / n_rows);
     struct error err;
+    if (stage_limit_prefill(b->pipeline, 1, 16, tick_us, &err) != STATUS_OK) /* weights and pages are touched */
+        die("tick", err.message);
     for (long r = 0; r < b->repeats; r++) {
         enum status s = stage_limit_prefill(b->pipeline, n_rows, (uint32_t)b->prefill, tick_us, &err);
         rates[r] = limit_rate(b, s, tick_us, (double)b->prefill / n_ticks, &err);
