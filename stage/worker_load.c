@@ -96,6 +96,8 @@ static enum status create_plans(struct worker *w)
 static enum status allocate(struct worker *w)
 {
     const struct msg_assign *a = &w->assign;
+    /* So many ticks may be out without feedback. A tick notes its samples before it waits for the oldest of them to come back:
+     * one note more than ticks. */
     const uint32_t notes = a->window + 2;
     const size_t payload = (size_t)a->max_rows * (w->width + 1) * sizeof(float);
     const int several = a->n_stages > 1;
@@ -103,7 +105,7 @@ static enum status allocate(struct worker *w)
                                             .context = a->context,
                                             .kv_block = a->kv_block,
                                             .n_blocks = w->loaded.n_blocks,
-                                            .n_notes = notes};
+                                            .n_notes = notes + 1};
     TRY(sequences_create(&limits, &w->seqs));
     w->feedback_counted = 0;
     if (several && a->stage == 0)

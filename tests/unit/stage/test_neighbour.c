@@ -399,6 +399,34 @@ static void stage_0_waits_for_feedback_before_more_than_a_window_is_out(void **s
     close_fixture(&f);
 }
 
+/* Results reach the coordinator before feedback is read here: it names the ids itself, and nothing makes stage 0 wait. */
+static void feedback_of_a_sequence_whose_ids_came_with_the_plans_may_be_late(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct frame_header h;
+    uint8_t bytes[FRAME_HEADER_BYTES + 4 * FEEDBACK_RECORD_BYTES];
+    const uint32_t block = BLOCK;
+    open_fixture(&f, 1, PIPELINE_UNIX, WAIT_MS);
+    const uint32_t held = pipeline_assignment(f.p, 0)->window + 2;
+    post_plan(&f, 1);
+    read_frame(&f, &h);
+    for (uint32_t tick = 2; tick <= held + 3; tick++) {
+        struct plan *plan = pipeline_plan(f.p);
+        const struct plan_run run = {.seq = 1, .n = 1, .kv_index = N_ROWS + tick - 2, .source = SOURCE_IDS,
+                                     .sample = SAMPLE_LAST, .table_check = plan_table_digest(&block, 1)};
+        assert_int_equal(plan_add_run(plan, &run, some_ids), STATUS_OK);
+        assert_int_equal(pipeline_post_plan(f.p, 0, plan), STATUS_OK);
+        if (tick > held) { /* it waits for the oldest one */
+            const struct feedback_record r = {.seq = 1, .next_index = N_ROWS + (tick - held) - 1, .n_accepted = 1, .id = 5};
+            send_bytes(&f, bytes, feedback(&f, tick - held, 1, &r, bytes));
+        }
+        read_frame(&f, &h);
+        assert_int_equal(h.tick, tick);
+    }
+    close_fixture(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -411,6 +439,7 @@ int main(void)
         cmocka_unit_test(feedback_resolves_the_next_row_and_is_checked),
         cmocka_unit_test(feedback_that_nobody_asked_for_breaks_the_protocol),
         cmocka_unit_test(stage_0_waits_for_feedback_before_more_than_a_window_is_out),
+        cmocka_unit_test(feedback_of_a_sequence_whose_ids_came_with_the_plans_may_be_late),
     };
     log_set_levels("error", NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
