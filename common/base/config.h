@@ -40,7 +40,7 @@ enum program {
     X(drain_ms, INT, "drain-ms", 13, "30000", 0, 3600000, NULL, "longest drain on SIGTERM")                                       \
     X(restart_delay_ms, INT, "restart-delay-ms", 8, "100", 0, 60000, NULL, "wait before a process is restarted")                  \
     X(restarts, INT, "restarts", 8, "10", 0, 1000000, NULL, "restarts of one process in ten minutes")                             \
-    X(slots, INT, "slots", 9, "8", 1, 1024, NULL, "sequences in ticks at the same time")                                          \
+    X(slots, INT, "slots", 9, "8", 1, 4096, NULL, "sequences in ticks at the same time")                                          \
     X(context, INT, "context", 9, "auto", 16, 16777216, NULL, "most positions of one sequence (default: the model's)")            \
     X(kv_mib, INT, "kv-mib", 9, "auto", 1, 16777216, NULL, "KV pool of a stage in MiB (auto: slots x context, at most half of what is free)") \
     X(kv_type, CHOICE, "kv-type", 9, "f16", 0, 0, "f16|q8_0", "type of keys and values")                                          \
@@ -54,7 +54,7 @@ enum program {
     X(queue_requests, INT, "queue-requests", 9, "1024", 0, 1 << 20, NULL, "requests that may wait")                               \
     X(queue_tokens, INT, "queue-tokens", 9, "4194304", 1, 1ll << 40, NULL, "prompt tokens that may wait")                         \
     X(queue_wait_ms, INT, "queue-wait-ms", 9, "600000", 1, 1ll << 40, NULL, "longest wait for a slot")                            \
-    X(client_slots, INT, "client-slots", 9, "0", 0, 1024, NULL, "slots of one client (0: no limit)")                              \
+    X(client_slots, INT, "client-slots", 9, "0", 0, 4096, NULL, "slots of one client (0: no limit)")                              \
     X(client_queue, INT, "client-queue", 9, "0", 0, 1 << 20, NULL, "waiting requests of one client (0: no limit)")                \
     X(max_answer_tokens, INT, "max-answer-tokens", 9, "auto", 1, 16777216, NULL, "server cap on an answer (default: the context)") \
     X(write_stall_ms, INT, "write-stall-ms", 13, "10000", 100, 3600000, NULL, "a client that reads nothing for so long is dropped") \
