@@ -140,23 +140,74 @@ double cost_base_us(const struct cost_model *m, uint32_t stage, const struct cos
     return rows_us(&m->stage[stage], s) + m->stage[stage].attention_us * (double)(s->reads + s->spans);
 }
 
+/* What is the same for all stages of a shape. */
+struct look {
+    const struct cost_shape *s;
+    uint32_t bucket, kind;
+    double above;
+};
+
+static struct look look_of(const struct cost_shape *s)
+{
+    struct look l = {.s = s, .kind = s->n_prompt != 0};
+    l.bucket = bucket_of(s->rows, &l.above);
+    return l;
+}
+
+static inline double look_up(const struct look *l, const struct cost_stage *c)
+{
+    const struct cost_fit *f = &c->fit[l->kind];
+    return rows_us(c, l->s) * (f->factor[l->bucket] + l->above * (f->factor[l->bucket + 1] - f->factor[l->bucket])) +
+           c->attention_us * ((double)l->s->reads * f->reads_factor + (double)l->s->spans * f->spans_factor);
+}
+
 double cost_predict_us(const struct cost_model *m, uint32_t stage, const struct cost_shape *s)
 {
-    const struct cost_stage *c = &m->stage[stage];
-    const struct cost_fit *f = &c->fit[s->n_prompt != 0];
-    return rows_us(c, s) * factor_of(f, s->rows) +
-           c->attention_us * ((double)s->reads * f->reads_factor + (double)s->spans * f->spans_factor);
+    struct look l = look_of(s);
+    return look_up(&l, &m->stage[stage]);
+}
+
+double cost_predict_all_us(const struct cost_model *m, const struct cost_shape *s, double *us)
+{
+    struct look l = look_of(s);
+    double most = 0;
+    for (uint32_t i = 0; i < m->n_stages; i++) {
+        us[i] = look_up(&l, &m->stage[i]);
+        most = us[i] > most ? us[i] : most;
+    }
+    return most;
+}
+
+double cost_sum_us(const struct cost_model *m, const struct cost_shape *s, double *slowest_us)
+{
+    struct look l = look_of(s);
+    double sum = 0, most = 0;
+    for (uint32_t i = 0; i < m->n_stages; i++) {
+        double us = look_up(&l, &m->stage[i]);
+        sum += us;
+        most = us > most ? us : most;
+    }
+    *slowest_us = most;
+    return sum;
+}
+
+uint32_t cost_exceeds(const struct cost_model *m, const struct cost_shape *s, double tau_us, double guarded_us)
+{
+    struct look l = look_of(s);
+    enum cost_kind kind = cost_kind_of(s);
+    for (uint32_t i = 0; i < m->n_stages; i++) {
+        double us = look_up(&l, &m->stage[i]);
+        if (us > tau_us || us * m->stage[i].guard[kind] > guarded_us)
+            return i;
+    }
+    return m->n_stages;
 }
 
 double cost_slowest_us(const struct cost_model *m, const struct cost_shape *s)
 {
-    double most = 0;
-    for (uint32_t i = 0; i < m->n_stages; i++) {
-        double us = cost_predict_us(m, i, s);
-        if (us > most)
-            most = us;
-    }
-    return most;
+    double slowest_us;
+    cost_sum_us(m, s, &slowest_us);
+    return slowest_us;
 }
 
 double cost_guard(const struct cost_model *m, uint32_t stage, enum cost_kind kind)

@@ -87,7 +87,12 @@ void cost_model_set_stage(struct cost_model *m, uint32_t stage, const struct msg
 enum cost_kind cost_kind_of(const struct cost_shape *s);
 double cost_base_us(const struct cost_model *m, uint32_t stage, const struct cost_shape *s);    /* by the table alone */
 double cost_predict_us(const struct cost_model *m, uint32_t stage, const struct cost_shape *s); /* typical */
-double cost_slowest_us(const struct cost_model *m, const struct cost_shape *s); /* typical, the most over the stages */
+/* Over all stages: each of them (the slowest is returned), their sum, the slowest alone. */
+double cost_predict_all_us(const struct cost_model *m, const struct cost_shape *s, double *us);
+double cost_sum_us(const struct cost_model *m, const struct cost_shape *s, double *slowest_us);
+double cost_slowest_us(const struct cost_model *m, const struct cost_shape *s);
+/* The first stage whose typical cost is above tau_us or whose guarded cost is above guarded_us; n_stages: none. */
+uint32_t cost_exceeds(const struct cost_model *m, const struct cost_shape *s, double tau_us, double guarded_us);
 double cost_guard(const struct cost_model *m, uint32_t stage, enum cost_kind kind);
 /* As fitted, per position before a piece: attention of each of its rows; what the piece costs because it is cut there. */
 double cost_reads_us(const struct cost_model *m, uint32_t stage);

@@ -55,11 +55,13 @@ double sched__narrow_tau_us(const struct sched *s, const struct sched_budget *b)
 {
     if (!keeps_share(s))
         return b->share_us;
-    if (s->bank_us < 0)
-        return b->share_us + s->bank_us / (PAY_BACK_ROUNDS * b->revolution);
+    /* Rows come in some ticks of a revolution and not in others: what that moves the bank by is no debt and no saving. */
+    double calm_us = b->period_us / b->share / 2;
+    double debt_us = fmin(s->bank_us + calm_us, 0), saved_us = fmax(s->bank_us - calm_us, 0);
     if (s->next_tick - s->narrow_tick > b->revolution)
-        return b->share_us; /* the bank saves for a burst */
-    return b->share_us + fmin(s->bank_us / (WIDEN_PART * s->opt.n_stages), b->share_us - base_us(b));
+        saved_us = 0; /* for a burst */
+    return b->share_us + debt_us / (PAY_BACK_ROUNDS * b->revolution) +
+           fmin(saved_us / (WIDEN_PART * s->opt.n_stages), b->share_us - base_us(b));
 }
 
 /* Of a burst of k ticks that cost tau_us each. */

@@ -48,12 +48,9 @@ double sched__remaining_us(const struct sched_survey *v, const struct sched_entr
 static void survey_rate(const struct sched *s, struct sched_survey *v)
 {
     struct cost_shape shape = {.rows = RATE_ROWS, .n_prompt = RATE_ROWS};
-    double most = 0;
-    for (uint32_t i = 0; i < s->opt.n_stages; i++) {
-        double us = cost_predict_us(&s->cost, i, &shape);
-        if (us > most)
-            most = us, v->slowest = i;
-    }
+    double us[MAX_STAGES], most = cost_predict_all_us(&s->cost, &shape, us);
+    while (us[v->slowest] < most)
+        v->slowest++;
     v->row_us = most / RATE_ROWS;
     v->reads_us = cost_reads_us(&s->cost, v->slowest);
     v->spans_us = cost_spans_us(&s->cost, v->slowest);
@@ -101,14 +98,8 @@ static double round_us(const struct sched *s, const struct crowd *c, uint32_t g,
 {
     uint32_t rows = (c->n_rows + g - 1) / g;
     struct cost_shape shape = {.rows = rows, .sampled = rows, .reads = c->reads * rows / c->n_rows};
-    double sum = 0, most = 0;
-    for (uint32_t i = 0; i < s->opt.n_stages; i++) {
-        double us = cost_predict_us(&s->cost, i, &shape);
-        sum += us;
-        most = us > most ? us : most;
-    }
-    *decode_us = most;
-    return fmax(sum + s->opt.delta_us, g * most);
+    double sum = cost_sum_us(&s->cost, &shape, decode_us);
+    return fmax(sum + s->opt.delta_us, g * *decode_us);
 }
 
 static uint32_t next_groups(uint32_t g, uint32_t most)

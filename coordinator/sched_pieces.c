@@ -38,17 +38,6 @@ static int fits_stage(const struct sched *s, uint32_t stage, const struct cost_s
     return us <= b->tau_us && us * cost_guard(&s->cost, stage, cost_kind_of(c)) <= b->hard_us;
 }
 
-/* The first stage at or after `from`, around, where it does not fit; n_stages: it fits everywhere. */
-static uint32_t tight_stage(const struct sched *s, const struct cost_shape *c, const struct bounds *b, uint32_t from)
-{
-    for (uint32_t k = 0, i = from; k < s->opt.n_stages; k++) {
-        if (!fits_stage(s, i, c, b))
-            return i;
-        i = i + 1 == s->opt.n_stages ? 0 : i + 1;
-    }
-    return s->opt.n_stages;
-}
-
 /* A reader, and the tick that its piece is to join. */
 struct fitting {
     const struct sched *s;
@@ -58,20 +47,22 @@ struct fitting {
     uint32_t stage; /* that bounded it last: looked at first */
 };
 
-static int fits(struct fitting *f, uint32_t x)
-{
-    struct cost_shape c = with_piece(f->shape, f->e, x);
-    uint32_t tight = tight_stage(f->s, &c, &f->bounds, f->stage);
-    if (tight == f->s->opt.n_stages)
-        return 1;
-    f->stage = tight;
-    return 0;
-}
-
 static int fits_there(const struct fitting *f, uint32_t x)
 {
     struct cost_shape c = with_piece(f->shape, f->e, x);
     return fits_stage(f->s, f->stage, &c, &f->bounds);
+}
+
+static int fits(struct fitting *f, uint32_t x)
+{
+    struct cost_shape c = with_piece(f->shape, f->e, x);
+    if (!fits_stage(f->s, f->stage, &c, &f->bounds))
+        return 0;
+    uint32_t tight = cost_exceeds(&f->s->cost, &c, f->bounds.tau_us, f->bounds.hard_us);
+    if (tight == f->s->opt.n_stages)
+        return 1;
+    f->stage = tight;
+    return 0;
 }
 
 /* The smallest piece whose reading of the prefix once more is at most a quarter of it. */

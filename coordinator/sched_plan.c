@@ -21,11 +21,7 @@ static void start_plan(const struct sched *s, struct sched_plan *out)
 
 static void finish_plan(const struct sched *s, const struct sched_budget *b, struct sched_plan *out)
 {
-    double most = 0;
-    for (uint32_t i = 0; i < s->opt.n_stages; i++) {
-        out->cost_us[i] = cost_predict_us(&s->cost, i, &out->shape);
-        most = out->cost_us[i] > most ? out->cost_us[i] : most;
-    }
+    double most = cost_predict_all_us(&s->cost, &out->shape, out->cost_us);
     out->n_rows = out->shape.rows;
     out->budget_us = (uint32_t)fmin(most, UINT32_MAX);
     out->tau_share_us = b->share_us;
