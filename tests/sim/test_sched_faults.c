@@ -1,0 +1,206 @@
+/* What disturbs the planner: cancelling, parking, a new epoch, at every event of a small scene; hosts that are late, limits that
+ * rise, runs of which not every row counts. That each row is planned once, in order, is checked by the simulation itself. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "common/base/rand.h"
+#include "tests/sim/share.h"
+
+enum { N_MIX = 6 };
+
+/* One of each kind. */
+static const struct sim_request MIX[N_MIX] = {
+    {.n_prompt = 300, .n_answer = 12},
+    {.n_prompt = 150, .n_answer = 10, .needs_host = 1},
+    {.arrives_us = 5e3, .n_prompt = 200, .n_answer = 15, .run_rows = 4},
+    {.arrives_us = 9e3, .n_prompt = 260, .n_answer = 8, .n_cached = 128, .cut = 48},
+    {.arrives_us = 9e3, .n_prompt = 90, .n_answer = 6, .waits_us = 60e3},
+    {.arrives_us = 30e3, .n_prompt = 1, .n_answer = 9},
+};
+
+static struct sim_options small_scene(uint32_t n_stages)
+{
+    struct sim_options o = pipeline_of(n_stages, 0.5);
+    o.sched.n_slots = 4;
+    o.sched.max_rows = 96;
+    o.host_us = 4e3;
+    return o;
+}
+
+static void check_all_came(const struct sim_result *out, const struct sim_request *r, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const struct sim_tokens *t = &out->tokens[i];
+        if (!t->cancelled && t->n != r[i].n_answer)
+            fail_msg("request %u: %u tokens of %u", i, t->n, r[i].n_answer);
+        for (uint32_t k = 1; k < t->n; k++)
+            assert_true(t->at_us[k] >= t->at_us[k - 1]);
+    }
+}
+
+static void every_kind_of_request_is_served(void **state)
+{
+    (void)state;
+    for (uint32_t n_stages = 1; n_stages <= 8; n_stages++) {
+        struct sim_options o = small_scene(n_stages);
+        struct sim_result out;
+        sim_run(&o, MIX, N_MIX, &out);
+        check_all_came(&out, MIX, N_MIX);
+        sim_result_fini(&out);
+    }
+}
+
+static void check_blow(uint32_t n_stages, enum sim_blow blow, uint32_t request)
+{
+    struct sim_options o = small_scene(n_stages);
+    struct sim_result out;
+    o.blow = blow;
+    o.blow_request = request;
+    uint32_t n_events = 1;
+    for (o.blow_event = 1; o.blow_event <= n_events; o.blow_event++) {
+        sim_run(&o, MIX, N_MIX, &out);
+        check_all_came(&out, MIX, N_MIX);
+        n_events = out.n_events; /* of the undisturbed part at least: the last ones come too late to matter */
+        assert_true(out.tokens[request].n == MIX[request].n_answer || blow == SIM_CANCEL);
+        sim_result_fini(&out);
+    }
+    assert_true(n_events > 20);
+}
+
+static void a_request_that_is_cancelled_at_any_event_leaves_the_others_alone(void **state)
+{
+    (void)state;
+    for (uint32_t n_stages = 1; n_stages <= 4; n_stages++)
+        for (uint32_t request = 0; request < N_MIX; request++)
+            check_blow(n_stages, SIM_CANCEL, request);
+}
+
+static void a_request_that_is_parked_at_any_event_goes_on_where_it_was(void **state)
+{
+    (void)state;
+    for (uint32_t n_stages = 1; n_stages <= 4; n_stages++)
+        for (uint32_t request = 0; request < N_MIX; request++)
+            check_blow(n_stages, SIM_PARK, request);
+}
+
+static void a_new_epoch_at_any_event_loses_no_token(void **state)
+{
+    (void)state;
+    for (uint32_t n_stages = 1; n_stages <= 4; n_stages++)
+        check_blow(n_stages, SIM_EPOCH, 0);
+}
+
+static void clients_that_come_and_leave_at_random_disturb_nobody(void **state)
+{
+    (void)state;
+    enum { N = 300 };
+    static struct sim_request r[N];
+    for (uint64_t seed = 0; seed < 6; seed++) {
+        struct sim_options o = small_scene(1 + (uint32_t)seed);
+        struct sim_result out;
+        o.sched.n_slots = 12;
+        o.learn = 1;
+        o.noise_low = 0.7, o.noise_high = 1.3;
+        for (uint32_t i = 0; i < N; i++) {
+            uint64_t x = rand_at(seed, i);
+            r[i] = MIX[x % N_MIX];
+            r[i].arrives_us = 4e3 * i;
+            r[i].waits_us = r[i].waits_us > 0 ? r[i].arrives_us + 50e3 : 0;
+            r[i].n_answer = 1 + (x >> 20) % 30;
+            r[i].leaves_us = (x >> 30) % 3 == 0 ? r[i].arrives_us + (double)((x >> 40) % 400) * 1e3 : 0;
+        }
+        sim_run(&o, r, N, &out);
+        check_all_came(&out, r, N);
+        sim_result_fini(&out);
+    }
+}
+
+/* --- the host --------------------------------------------------------------------------------------------------------------- */
+
+static void streams_that_wait_for_the_host_neither_stop_prompts_nor_the_others(void **state)
+{
+    (void)state;
+    for (uint32_t n_stages = 1; n_stages <= 8; n_stages *= 2)
+        for (uint32_t n_host = 1; n_host <= 3; n_host++) {
+            struct sim_options o = pipeline_of(n_stages, 0.5);
+            struct sim_result out, alone;
+            struct sim_request r[5];
+            o.host_us = 30e3; /* three periods and more */
+            for (uint32_t i = 0; i < 3; i++)
+                r[i] = (struct sim_request){.n_prompt = 32, .n_answer = 250, .needs_host = i < n_host};
+            r[3] = (struct sim_request){.arrives_us = 1e6, .n_prompt = 6000, .n_answer = 1};
+            r[4] = (struct sim_request){.arrives_us = 1e6, .n_prompt = 6000, .n_answer = 1};
+            o.until_us = 30e6;
+            sim_run(&o, r, 3, &alone);
+            sim_run(&o, r, 5, &out);
+            assert_int_equal(out.tokens[3].n + out.tokens[4].n, 2);
+            double read = fmax(out.tokens[3].at_us[0], out.tokens[4].at_us[0]) - 1e6, gap = longest_gap_us(&out, 0, 3);
+            double least = 12000 * 300.0 / n_stages;
+            /* a stall bounds what ticks add; the host's own time comes on top */
+            if (read > 4 * least + 1e6 || gap > o.sched.max_stall_us + o.host_us)
+                fail_msg("%u stages, %u with a host: read in %.2f s, gap %.0f ms", n_stages, n_host, read / 1e6, gap / 1e3);
+            if (n_host < 3) {
+                double kept = rate_between(&out.tokens[2], 1e6, 1e6 + read) / rate_between(&alone.tokens[2], 0.5e6, 3e6);
+                if (kept < 0.97 * 0.5)
+                    fail_msg("%u stages, %u with a host: another stream kept %.3f", n_stages, n_host, kept);
+            }
+            sim_result_fini(&alone);
+            sim_result_fini(&out);
+        }
+}
+
+/* --- runs of several rows --------------------------------------------------------------------------------------------------- */
+
+static uint32_t n_runs_between(const struct sim_tokens *t, double from_us, double to_us)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 1; i < t->n; i++)
+        n += t->at_us[i] > t->at_us[i - 1] && t->at_us[i] > from_us && t->at_us[i] <= to_us;
+    return n;
+}
+
+static void random_acceptance_keeps_the_bounds_per_run(void **state)
+{
+    (void)state;
+    for (uint32_t n_stages = 1; n_stages <= 8; n_stages++) {
+        struct sim_options o = pipeline_of(n_stages, 0.5);
+        struct sim_result out, alone;
+        struct sim_request r[N_STREAMS + 4];
+        uint32_t n = streams_and_prompts(r, 4, 10000);
+        for (uint32_t i = 0; i < N_STREAMS; i++) {
+            r[i].run_rows = 2 + i;
+            r[i].n_answer = 4000;
+        }
+        o.until_us = 4e6;
+        sim_run(&o, r, N_STREAMS, &alone);
+        sim_run(&o, r, n, &out);
+        for (uint32_t i = 0; i < N_STREAMS; i++) {
+            double kept = (double)n_runs_between(&out.tokens[i], 0.4e6, 4e6) / n_runs_between(&alone.tokens[i], 0.4e6, 4e6);
+            /* before the last prompt ends; streams that got on less have read less, and their rounds are shorter */
+            if (kept < 0.9 * 0.5)
+                fail_msg("%u stages, stream %u: kept %.3f of its runs", n_stages, i, kept);
+        }
+        assert_true(longest_gap_us(&out, 0, N_STREAMS) <= o.sched.max_stall_us);
+        sim_result_fini(&out);
+        sim_result_fini(&alone);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_kind_of_request_is_served),
+        cmocka_unit_test(a_request_that_is_cancelled_at_any_event_leaves_the_others_alone),
+        cmocka_unit_test(a_request_that_is_parked_at_any_event_goes_on_where_it_was),
+        cmocka_unit_test(a_new_epoch_at_any_event_loses_no_token),
+        cmocka_unit_test(clients_that_come_and_leave_at_random_disturb_nobody),
+        cmocka_unit_test(streams_that_wait_for_the_host_neither_stop_prompts_nor_the_others),
+        cmocka_unit_test(random_acceptance_keeps_the_bounds_per_run),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
