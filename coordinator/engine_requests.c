@@ -286,11 +286,14 @@ static void start(struct engine *e, struct request *r, int64_t now)
     list_push_back(&e->running, &r->link);
     r->opened = 0;
     r->n_read = n_cached;
+    if (n_cached > r->n_planned) { /* also of one that was parked as it read, where another has read on since */
+        e->metrics.cached_tokens += n_cached - r->n_planned;
+        r->n_planned = n_cached;
+    }
     r->last_progress_ns = now;
     if (r->state == REQUEST_QUEUED) {
         r->admitted_ns = now;
         r->n_cached = n_cached;
-        e->metrics.cached_tokens += n_cached;
         histogram_add(&e->metrics.queue, seconds(r->arrived_ns, now), 1);
         admission_start(e->admission, &r->item, n_input - n_cached);
     } else {
