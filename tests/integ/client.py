@@ -188,10 +188,13 @@ class Call(threading.Thread):
             pass
 
     def reset(self):
+        """As a client whose host goes away: RST. The reading thread wakes without a word on the wire and closes."""
         self.broken = "reset"
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        # The reading thread holds the socket; its file descriptor is closed under it, which sends RST.
-        os.close(self.sock.detach())
+        try:
+            self.sock.shutdown(socket.SHUT_RD)
+        except OSError:
+            pass
 
     def retry_after(self):
         value = self.headers.get("retry-after", "")
@@ -216,7 +219,7 @@ class Conversation:
         self.service, self.key, self.seed = service, key, seed
         self.said = ids(n_first, seed)
         self.n_turns = 0
-        self.before = 0  # tokens of the previous turn's prompt
+        self.before = 0  # ids that were said before this turn: the last prompt and its answer
 
     def start(self, n_new, max_tokens, **fields):
         """Sends the next turn; finish(call) takes its answer."""

@@ -6,9 +6,11 @@ tests that run side by side never choose the same one, and nothing is left in th
 """
 import os
 import socket
+import threading
 
 FIRST, LAST = 10100, 30000
 held = []
+lock = threading.Lock()  # a case may start services side by side
 state = {"next": FIRST + os.getpid() * 37 % (LAST - FIRST)}
 
 
@@ -23,14 +25,26 @@ def is_free(port, host="127.0.0.1"):
 
 
 def claim(port):
-    lock = socket.socket(socket.AF_UNIX)
+    name = socket.socket(socket.AF_UNIX)
     try:
-        lock.bind(f"\0sluice-test-port-{port}")
+        name.bind(f"\0sluice-test-port-{port}")
     except OSError:
-        lock.close()
+        name.close()
         return False
-    held.append(lock)
+    held.append(name)
     return True
+
+
+def next_port():
+    """A port that this process has claimed just now, or None: somebody has it."""
+    with lock:
+        port = state["next"] = FIRST + (state["next"] + 1 - FIRST) % (LAST - FIRST)
+        if not claim(port):
+            return None
+        if not is_free(port):
+            held.pop().close()
+            return None
+        return port
 
 
 def free_ports(n):
@@ -39,10 +53,7 @@ def free_ports(n):
     for _ in range(LAST - FIRST):
         if len(out) == n:
             return out
-        state["next"] = FIRST + (state["next"] + 1 - FIRST) % (LAST - FIRST)
-        if claim(state["next"]):
-            if is_free(state["next"]):
-                out.append(state["next"])
-            else:
-                held.pop().close()
+        port = next_port()
+        if port:
+            out.append(port)
     raise OSError("no port is free")
