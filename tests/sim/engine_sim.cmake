@@ -13,3 +13,27 @@ if(CMOCKA_FOUND AND CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT SLUICE_SANITIZE)
   add_test(NAME test_engine_sim_scale_full COMMAND test_engine_sim_scale full)
   set_tests_properties(test_engine_sim_scale_full PROPERTIES LABELS "component;full" TIMEOUT 900)
 endif()
+
+# A rule taken out of the coordinator must show in the whole engine: the test passes when it says what it was made to find.
+function(sluice_engine_mutant name)
+  cmake_parse_arguments(A "" "MACRO;TEST;SAYS" "SOURCES" ${ARGN})
+  list(TRANSFORM A_SOURCES PREPEND ${CMAKE_SOURCE_DIR}/coordinator/)
+  sluice_test(${name} LABEL component TIMEOUT 300 SOURCES ${A_TEST} ${A_SOURCES} DEPS sluice_engine_sim)
+  target_compile_definitions(${name} PRIVATE ${A_MACRO})
+  target_compile_options(${name} PRIVATE -Wno-unused-parameter) # of the rule that is gone
+  set_tests_properties(${name} PROPERTIES PASS_REGULAR_EXPRESSION "${A_SAYS}")
+endfunction()
+if(CMOCKA_FOUND)
+  set(BLOCKS_SOURCES blocks.c blocks_check.c prefix_map.c kv_groups.c)
+  set(SCHED_SOURCES scheduler.c sched_plan.c sched_budget.c sched_rows.c sched_pieces.c sched_bank.c)
+  sluice_engine_mutant(test_engine_sim_no_retire MACRO BLOCKS_MUTANT_NO_RETIRE TEST test_engine_sim.c SOURCES ${BLOCKS_SOURCES}
+    SAYS "gives sequence [0-9]+ block .* in flight (reads|writes)")
+  sluice_engine_mutant(test_engine_sim_no_salt MACRO BLOCKS_MUTANT_NO_SALT TEST test_engine_sim_cache.c SOURCES ${BLOCKS_SOURCES}
+    SAYS "cached_tokens <= whole_blocks")
+  sluice_engine_mutant(test_engine_sim_no_share MACRO SCHED_MUTANT_NO_SHARE TEST test_engine_sim_share.c SOURCES ${SCHED_SOURCES}
+    SAYS "during >= 0.5 . before")
+  sluice_engine_mutant(test_engine_sim_no_stall MACRO SCHED_MUTANT_NO_STALL TEST test_engine_sim_share.c SOURCES ${SCHED_SOURCES}
+    SAYS "longest_gap_ns <= STALL_MS")
+  sluice_engine_mutant(test_engine_sim_no_quarter MACRO SCHED_MUTANT_NO_QUARTER TEST test_engine_sim_share.c SOURCES ${SCHED_SOURCES}
+    SAYS "longest_ns <= 2 . NS_PER_S|took_s <= 75")
+endif()

@@ -1,4 +1,4 @@
-/* Decode share and stalls on the whole engine: FC-10, FC-12, FC-13 and FC-14 of failure-cases.md in virtual time. */
+/* Decode share and stalls on the whole engine: FC-09, FC-10, FC-12, FC-13 and FC-14 of failure-cases.md in virtual time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -87,6 +87,29 @@ static void a_stream_keeps_its_share_beside_a_long_prompt_at_1_2_4_and_8_stages(
         assert_true(took_s <= 2.2 * alone_s);
         leave_all(s, c, 2);
     }
+}
+
+/* FC-09 */
+static void no_stream_stands_still_beside_long_prompts_at_any_share(void **state)
+{
+    (void)state;
+    static const char *const shares[] = {"0", "0.5", "0.9"};
+    for (uint32_t stages = 1; stages <= 4; stages *= 2)
+        for (uint32_t i = 0; i < ARRAY_LEN(shares); i++) {
+            struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){
+                .n_stages = stages, .flags = FLAGS("--decode-share", shares[i], "--max-stall-ms", "200"), .check_every = 512});
+            struct sim_call *c[3] = {submit(s, "a", 6400, 1500), submit(s, "b", 21500, 20), submit(s, "c", 8200, 20)};
+            engine_sim_run_out(s, 1000 * NS_PER_S);
+            print_message("%u stages, share %s: longest gaps %.1f %.1f %.1f ms, first ids after %.1f %.1f %.1f s\n", stages,
+                          shares[i], seconds(c[0]->longest_gap_ns) * 1e3, seconds(c[1]->longest_gap_ns) * 1e3,
+                          seconds(c[2]->longest_gap_ns) * 1e3, seconds(c[0]->first_ns - c[0]->submitted_ns),
+                          seconds(c[1]->first_ns - c[1]->submitted_ns), seconds(c[2]->first_ns - c[2]->submitted_ns));
+            for (int k = 0; k < 3; k++) {
+                assert_int_equal(c[k]->finish, FINISH_LENGTH);
+                assert_true(c[k]->longest_gap_ns <= STALL_MS * NS_PER_MS);
+            }
+            leave_all(s, c, 3);
+        }
 }
 
 /* --- FC-12 ---------------------------------------------------------------------------------------------------------------------- */
@@ -194,6 +217,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stream_keeps_its_share_beside_a_long_prompt_at_1_2_4_and_8_stages),
+        cmocka_unit_test(no_stream_stands_still_beside_long_prompts_at_any_share),
         cmocka_unit_test(a_long_read_goes_on_beside_a_flood_of_short_ones),
         cmocka_unit_test(two_streams_use_both_stages_in_whatever_order_they_came),
         cmocka_unit_test(the_pieces_of_a_lone_prompt_fill_all_stages),
