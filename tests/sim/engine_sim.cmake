@@ -8,10 +8,12 @@ sluice_test(test_engine_sim_share LABEL component TIMEOUT 300 SOURCES test_engin
 sluice_test(test_engine_sim_queue LABEL component TIMEOUT 300 SOURCES test_engine_sim_queue.c DEPS sluice_engine_sim)
 sluice_test(test_engine_sim_cache LABEL component TIMEOUT 300 SOURCES test_engine_sim_cache.c DEPS sluice_engine_sim)
 sluice_test(test_engine_sim_pool LABEL component TIMEOUT 300 SOURCES test_engine_sim_pool.c DEPS sluice_engine_sim)
+sluice_test(test_engine_sim_random LABEL component TIMEOUT 300 SOURCES test_engine_sim_random.c DEPS sluice_engine_sim)
 sluice_test(test_engine_sim_scale LABEL component TIMEOUT 300 SOURCES test_engine_sim_scale.c DEPS sluice_engine_sim)
 if(CMOCKA_FOUND AND CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT SLUICE_SANITIZE)
   add_test(NAME test_engine_sim_scale_full COMMAND test_engine_sim_scale full)
-  set_tests_properties(test_engine_sim_scale_full PROPERTIES LABELS "component;full" TIMEOUT 900)
+  add_test(NAME test_engine_sim_random_full COMMAND test_engine_sim_random 1000 1500)
+  set_tests_properties(test_engine_sim_scale_full test_engine_sim_random_full PROPERTIES LABELS "component;full" TIMEOUT 900)
 endif()
 
 # A rule taken out of the coordinator must show in the whole engine: the test passes when it says what it was made to find.
