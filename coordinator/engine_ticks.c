@@ -199,16 +199,15 @@ static void take_run(struct engine *e, const struct sched_run *run, uint32_t aga
         return; /* it has ended: a surplus row */
     if (run->is_piece)
         r->n_read = run->kv_index + run->n;
-    engine__committed(e, r, run->kv_index + run->n);
-    if (run->sample != SAMPLE_LAST)
-        return;
-    if (!got->bad_logits) {
-        engine__token(e, r, (uint32_t)got->id, now);
+    if (run->sample == SAMPLE_LAST && got->bad_logits) { /* what is in its blocks may be as bad: nobody is to find it */
+        struct error err;
+        error_set(&err, STATUS_BAD_LOGITS, "the model gave no finite logits at position %u", run->kv_index + run->n - 1);
+        engine__end(e, r, REQUEST_FAILED, &err);
         return;
     }
-    struct error err;
-    error_set(&err, STATUS_BAD_LOGITS, "the model gave no finite logits at position %u", run->kv_index + run->n - 1);
-    engine__end(e, r, REQUEST_FAILED, &err);
+    engine__committed(e, r, run->kv_index + run->n);
+    if (run->sample == SAMPLE_LAST)
+        engine__token(e, r, (uint32_t)got->id, now);
 }
 
 void engine__result(struct engine *e, const struct result *r, int64_t now)

@@ -118,6 +118,19 @@ static void nobody_finds_what_another_tenant_left(void **state)
     bed_close(t);
 }
 
+static void what_gave_bad_logits_is_not_found_again(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(1, "tick_us 100\nbad_logits_tick 1\n", FLAGS("--slots", "2"));
+    struct bed_request *bad = start(t, 64, 4);
+    bed_wait(bad, WAIT_MS);
+    assert_int_equal(bad->end.status, STATUS_BAD_LOGITS);
+    struct bed_request *again = follow(t, bad, 1, 4);
+    run(t, again);
+    assert_int_equal(again->done.usage.cached_tokens, 0);
+    bed_close(t);
+}
+
 static void a_request_without_cache_neither_takes_nor_leaves(void **state)
 {
     (void)state;
@@ -218,6 +231,7 @@ int main(void)
         cmocka_unit_test(a_next_turn_reads_only_what_is_new),
         cmocka_unit_test(the_same_prompt_again_computes_one_token_at_least),
         cmocka_unit_test(nobody_finds_what_another_tenant_left),
+        cmocka_unit_test(what_gave_bad_logits_is_not_found_again),
         cmocka_unit_test(a_request_without_cache_neither_takes_nor_leaves),
         cmocka_unit_test(out_of_blocks_parks_the_young_and_changes_no_token),
         cmocka_unit_test(the_batch_class_is_parked_first),
