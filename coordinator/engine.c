@@ -287,8 +287,9 @@ static enum status create_tables(struct engine *e, struct error *err)
     memcpy(po.model_hash, e->o.model->hash, sizeof po.model_hash);
     struct blocks_options bo = {.n_slots = e->n_slots, .context = e->context, .kv_block = (uint32_t)c->kv_block,
                                 .hash_bits = e->o.hash_bits, .group = {.kind = KV_PAGED}};
-    if (getrandom(&bo.hash_key, sizeof bo.hash_key, 0) != sizeof bo.hash_key)
-        return error_set(err, STATUS_IO, "no random key for the prefix map");
+    if (getrandom(&bo.hash_key, sizeof bo.hash_key, 0) != sizeof bo.hash_key ||
+        getrandom(e->hash_key, sizeof e->hash_key, 0) != sizeof e->hash_key)
+        return error_set(err, STATUS_IO, "no random keys for names and the prefix map");
     uint32_t per_sequence = (e->context + (uint32_t)c->kv_block - 1) / (uint32_t)c->kv_block;
     enum status s = slots_create(e->n_slots, &e->slots);
     if (s == STATUS_OK)

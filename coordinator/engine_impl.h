@@ -67,6 +67,7 @@ struct engine_snapshot {
 struct engine {
     struct engine_options o;
     uint32_t n_stages, n_slots, context, max_rows, window;
+    uint64_t hash_key[2];          /* of names: random, for this process */
     pthread_t thread;
     int started;
     int64_t now_ns;                /* of the turn under way */

@@ -6,6 +6,7 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/rand.h"
+#include "common/base/siphash.h"
 #include "common/base/trace.h"
 
 #define LOG_MODULE "engine"
@@ -24,18 +25,22 @@ static struct request *of_item(struct admission_item *i)
     return LIST_ENTRY(i, struct request, item);
 }
 
-static uint64_t hash_text(const char *text)
+/* Keyed: nobody can make up a name that is taken for another's, or many that crowd one place of a table. */
+static uint64_t hash_text(const struct engine *e, const char *text)
 {
-    uint64_t h = 14695981039346656037ull;
-    for (const char *p = text; *p; p++)
-        h = (h ^ (unsigned char)*p) * 1099511628211ull;
-    return h ? h : 1;
+    struct siphash h = siphash_start(e->hash_key[0], e->hash_key[1]);
+    for (size_t n = strlen(text), at = 0; at < n; at += sizeof(uint64_t)) {
+        uint64_t word = 0; /* no text holds a zero, so filling up makes no two alike */
+        memcpy(&word, text + at, n - at < sizeof word ? n - at : sizeof word);
+        siphash_add(&h, word);
+    }
+    return siphash_end(h);
 }
 
 /* A tenant's blocks are found by its requests alone, and by none that another numerics profile computed. */
 static void set_salt(const struct engine *e, struct request *r)
 {
-    r->salt = rand_mix(r->item.client ^ rand_mix(hash_text(pipeline_profile(e->pipeline))));
+    r->salt = rand_mix(r->item.client ^ rand_mix(hash_text(e, pipeline_profile(e->pipeline))));
 }
 
 uint32_t engine__id_at(const struct request *r, uint32_t position)
@@ -212,7 +217,7 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
     }
     TRY(can_ever_run(e, r, err));
     r->item = (struct admission_item){
-        .client = hash_text(r->client),
+        .client = hash_text(e, r->client),
         .batch = r->batch_priority,
         .n_prompt = r->n_prompt,
         .n_answer_max = r->answer_limit,

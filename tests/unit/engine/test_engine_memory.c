@@ -118,6 +118,21 @@ static void nobody_finds_what_another_tenant_left(void **state)
     bed_close(t);
 }
 
+/* The names have the same 64-bit FNV-1a hash: a salt that anybody can compute is one that somebody will. */
+static void names_that_were_chosen_to_collide_share_nothing(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(1, "tick_us 100\n", FLAGS("--slots", "2"));
+    struct bed_request *mine = add(t, 100, 4);
+    mine->client = "8yn0iYCKYHlIj4-BwPqk";
+    run(t, mine);
+    struct bed_request *theirs = follow(t, mine, 0, 4);
+    theirs->client = "GReLUrM4wMqfg9yzV3KQ";
+    run(t, theirs);
+    assert_int_equal(theirs->done.usage.cached_tokens, 0);
+    bed_close(t);
+}
+
 static void what_gave_bad_logits_is_not_found_again(void **state)
 {
     (void)state;
@@ -231,6 +246,7 @@ int main(void)
         cmocka_unit_test(a_next_turn_reads_only_what_is_new),
         cmocka_unit_test(the_same_prompt_again_computes_one_token_at_least),
         cmocka_unit_test(nobody_finds_what_another_tenant_left),
+        cmocka_unit_test(names_that_were_chosen_to_collide_share_nothing),
         cmocka_unit_test(what_gave_bad_logits_is_not_found_again),
         cmocka_unit_test(a_request_without_cache_neither_takes_nor_leaves),
         cmocka_unit_test(out_of_blocks_parks_the_young_and_changes_no_token),
