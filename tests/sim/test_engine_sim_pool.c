@@ -1,4 +1,5 @@
-/* A pool that is too small, and whatever may happen at any moment: tests 7 and 8 of scheduling.md and FC-63 on the whole engine. */
+/* A pool that is too small, and whatever may happen at any moment: tests 7 and 8 of scheduling.md, FC-20,
+ * FC-21 and FC-63 of failure-cases.md on the whole engine. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -150,6 +151,69 @@ static void four_requests_that_fill_a_small_pool_have_their_texts(void **state)
     }
 }
 
+/* --- clients that leave ------------------------------------------------------------------------------------------------------- */
+
+static void free_call(struct sim_call *c)
+{
+    sim_call_free(c);
+}
+
+/* n requests at once, of which a part leaves within so long. */
+static void submit_and_leave(struct engine_sim *s, uint32_t n, double part, int64_t within_ns)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        char client[32];
+        snprintf(client, sizeof client, "client-%u", i % 20);
+        struct sim_call *c = sim_call_new(s, client, 300, 60);
+        c->on_end = free_call;
+        sim_call_submit(c);
+        if (engine_sim_unit(s) < part)
+            sim_call_leave_at(c, engine_sim_now_ns(s) + (int64_t)(engine_sim_unit(s) * (double)within_ns));
+    }
+}
+
+static struct blocks_count blocks_of(struct engine_sim *s)
+{
+    return blocks_counts(engine_sim_engine(s)->blocks);
+}
+
+/* FC-20 */
+static void leaving_beside_a_full_cache_changes_nobodys_text(void **state)
+{
+    (void)state;
+    struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){.n_stages = 4, .flags = FLAGS("--kv-blocks", "400")});
+    while (blocks_of(s).cached * 100 < blocks_of(s).total * 95) {
+        submit_and_leave(s, 4, 0, 1);
+        engine_sim_run_out(s, 60 * NS_PER_S);
+    }
+    uint64_t before = engine_sim_counts(s).done;
+    submit_and_leave(s, 500, 0.3, 120 * NS_PER_S);
+    engine_sim_run_out(s, 600 * NS_PER_S);
+    struct engine_sim_counts n = engine_sim_counts(s);
+    assert_int_equal(n.failed + n.refused, 0);
+    assert_in_range(n.cancelled, 30, 160); /* who is served sooner than it leaves has its answer */
+    assert_int_equal(n.done - before, 500 - n.cancelled);
+    close_quiet(s);
+}
+
+/* FC-21: after each round all blocks can be had by one request. */
+static void rounds_of_clients_that_all_leave_lose_no_block(void **state)
+{
+    (void)state;
+    struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){.n_stages = 3, .flags = FLAGS("--kv-blocks", "400")});
+    for (int round = 0; round < 5; round++) {
+        submit_and_leave(s, 400, 1, 2 * NS_PER_S);
+        engine_sim_run_out(s, 60 * NS_PER_S);
+        engine_sim_assert_quiet(s);
+        struct sim_call *c = sim_call_new(s, "whole", 400 * 16 - 100, 101);
+        sim_call_submit(c);
+        engine_sim_run_out(s, 60 * NS_PER_S);
+        assert_int_equal(c->finish, FINISH_LENGTH);
+        sim_call_free(c);
+    }
+    close_quiet(s);
+}
+
 /* --- at every event ---------------------------------------------------------------------------------------------------------- */
 
 enum what { CANCEL, PARK, LOSE, WHAT_N };
@@ -238,6 +302,8 @@ int main(void)
         cmocka_unit_test(a_pool_at_110_percent_of_demand_has_no_livelock),
         cmocka_unit_test(answers_of_lengths_that_nobody_can_guess_are_not_read_again_and_again),
         cmocka_unit_test(four_requests_that_fill_a_small_pool_have_their_texts),
+        cmocka_unit_test(leaving_beside_a_full_cache_changes_nobodys_text),
+        cmocka_unit_test(rounds_of_clients_that_all_leave_lose_no_block),
         cmocka_unit_test(whatever_happens_at_any_event_leaves_texts_and_sums_right),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
