@@ -4,6 +4,7 @@
 #include "coordinator/sched_impl.h"
 
 enum {
+    ENDING_RUNS = 4, /* so near its end a stream of runs may have to wait for what counts of those in flight */
     CALM_GROUPS = 8, /* group counts above are tried in steps of a half: the best is not among many groups of few */
     RATE_ROWS = 256, /* the cost of a prompt row is taken from a piece of so many */
     COLD_ROWS = 64,  /* a tick without streams may always cost what so many rows cost */
@@ -11,6 +12,20 @@ enum {
 
 /* Part of what the promise leaves that streams are given on top: P0 is known to a few percent. */
 #define SHARE_MARGIN 0.03
+/* Of --max-stall-ms, for the stages; the rest is for what comes after them: text, gateway, network. */
+#define STALL_PART 0.95
+
+/* Tests build the planner without a rule to see its promise break. */
+#ifdef SCHED_MUTANT_NO_SHARE
+enum { SHARE_RULE = 0 };
+#else
+enum { SHARE_RULE = 1 };
+#endif
+#ifdef SCHED_MUTANT_NO_STALL
+enum { STALL_RULE = 0 };
+#else
+enum { STALL_RULE = 1 };
+#endif
 
 /* --- survey ---------------------------------------------------------------------------------------------------------------- */
 
@@ -63,6 +78,7 @@ static void survey_stream(const struct sched *s, const struct sched_entry *e, st
     v->n_rows += rows ? rows : 1;
     v->reads += (uint64_t)(rows ? rows : 1) * e->position;
     v->n_host += e->needs_host;
+    v->n_ending += e->run_rows > 1 && e->end - e->position < ENDING_RUNS * e->run_rows;
     v->n_blocked += e->needs_host && !e->host_ready && e->last_tick <= sched__retired_tick(s);
 }
 
@@ -88,13 +104,8 @@ struct sched_survey sched__survey(const struct sched *s)
 
 /* --- budgets --------------------------------------------------------------------------------------------------------------- */
 
-struct crowd {
-    uint32_t n_streams, n_rows;
-    uint64_t reads;
-};
-
 /* Time of one revolution in g groups, decode alone. *decode_us: of one of its ticks at the slowest stage. */
-static double round_us(const struct sched *s, const struct crowd *c, uint32_t g, double *decode_us)
+static double round_us(const struct sched *s, const struct sched_crowd *c, uint32_t g, double *decode_us)
 {
     uint32_t rows = (c->n_rows + g - 1) / g;
     struct cost_shape shape = {.rows = rows, .sampled = rows, .reads = c->reads * rows / c->n_rows};
@@ -108,7 +119,7 @@ static uint32_t next_groups(uint32_t g, uint32_t most)
     return g < most && next > most ? most : next;
 }
 
-static void choose_groups(const struct sched *s, const struct crowd *c, struct sched_budget *b)
+static void choose_groups(const struct sched *s, const struct sched_crowd *c, struct sched_budget *b)
 {
     uint32_t fewest = (c->n_rows + s->opt.max_rows - 1) / s->opt.max_rows, most = s->opt.n_stages;
     if (most > c->n_streams)
@@ -127,20 +138,24 @@ static void choose_groups(const struct sched *s, const struct crowd *c, struct s
     b->revolution = b->groups > s->opt.n_stages ? b->groups : s->opt.n_stages;
 }
 
-struct sched_budget sched__budget(const struct sched *s, uint32_t n_streams, uint32_t n_rows, uint64_t reads)
+/* Ticks that a gap may span: by the lemma; or, where the coordinator waits for a result before it plans the next row, one until
+ * the window has room, S in flight before it, and its own way through S stages. */
+static uint32_t gap_ticks(const struct sched *s, const struct sched_crowd *c, const struct sched_budget *b)
 {
-    struct crowd c = {.n_streams = n_streams, .n_rows = n_rows, .reads = reads};
+    uint32_t n = b->revolution + s->opt.n_stages - 1, waits = 2 * s->opt.n_stages + 1;
+    return c->waits && n < waits ? waits : n;
+}
+
+struct sched_budget sched__budget(const struct sched *s, const struct sched_crowd *c)
+{
     struct sched_budget b = {.share_us = INFINITY, .stall_us = INFINITY};
-    choose_groups(s, &c, &b);
+    choose_groups(s, c, &b);
     b.period_us = b.round_us * s->pace;
     b.share = s->opt.decode_share + SHARE_MARGIN * (1 - s->opt.decode_share);
-#ifndef SCHED_MUTANT_NO_SHARE
-    if (s->opt.decode_share > 0)
+    if (SHARE_RULE && s->opt.decode_share > 0)
         b.share_us = (b.period_us / b.share - s->opt.delta_us) / b.revolution;
-#endif
-#ifndef SCHED_MUTANT_NO_STALL
-    b.stall_us = (s->opt.max_stall_us - 2 * s->opt.delta_us - 2 * s->opt.lambda_us) / (b.revolution + s->opt.n_stages - 1);
-#endif
+    double stall_us = STALL_PART * s->opt.max_stall_us - 2 * s->opt.delta_us - 2 * s->opt.lambda_us;
+    b.stall_us = (STALL_RULE ? stall_us : INFINITY) / gap_ticks(s, c, &b);
     b.stall_unmet = b.stall_us < b.decode_us;
     if (b.stall_unmet) /* the share still holds; without one, ticks are bounded as if nothing decoded */
         b.stall_us = isinf(b.share_us) ? fmax(s->opt.max_tick_us, b.decode_us) : fmax(b.share_us, b.decode_us);

@@ -80,6 +80,7 @@ struct sched_survey {
     uint32_t n_rows;      /* that they have in one */
     uint32_t n_host;      /* of them, those that need the host */
     uint32_t n_blocked;   /* of them, those that wait for it now */
+    uint32_t n_ending;    /* whose next run may have to wait for the result of the one before */
     uint32_t n_readers;   /* that can be read on */
     uint64_t reads;       /* cached positions that one revolution reads */
     int oldest;           /* reader's slot, -1: none */
@@ -90,7 +91,13 @@ struct sched_survey {
     uint32_t deepest;     /* position of the reader that has read most */
 };
 
-/* The two bounds of scheduling.md for n streams. */
+struct sched_crowd {
+    uint32_t n_streams, n_rows;
+    uint64_t reads;
+    uint32_t waits;       /* one of them may wait for a result before its next row is planned */
+};
+
+/* The two bounds of scheduling.md for a crowd of streams. */
 struct sched_budget {
     uint32_t groups, per_tick, revolution; /* per_tick: streams */
     uint32_t round_ticks; /* ticks in which every stream has a row once */
@@ -112,7 +119,7 @@ int sched__is_reader(const struct sched_entry *e);
 uint32_t sched__readable(const struct sched_entry *e); /* prompt rows that may be planned now */
 double sched__remaining_us(const struct sched_survey *v, const struct sched_entry *e);
 struct sched_survey sched__survey(const struct sched *s);
-struct sched_budget sched__budget(const struct sched *s, uint32_t n_streams, uint32_t n_rows, uint64_t reads);
+struct sched_budget sched__budget(const struct sched *s, const struct sched_crowd *c);
 double sched__cold_tau_us(const struct sched *s, const struct sched_survey *v);
 
 /* --- sched_rows.c */

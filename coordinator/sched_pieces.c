@@ -150,7 +150,8 @@ static int fits_last(struct fitting *f, struct sched_plan *out, uint32_t rest, s
         return 0;
     if (out->hot || f->e->end == f->e->n_prompt)
         return 1;
-    struct sched_budget hot = sched__budget(f->s, 1, 1, f->e->n_prompt);
+    const struct sched_crowd one = {.n_streams = 1, .n_rows = 1, .reads = f->e->n_prompt, .waits = f->e->needs_host};
+    struct sched_budget hot = sched__budget(f->s, &one);
     if (!fits_as_stream(f, rest, &hot))
         return 0;
     *b = hot;

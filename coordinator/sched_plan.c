@@ -83,7 +83,9 @@ static void read_beside(const struct sched *s, const struct sched_survey *v, str
 
 static void plan_hot(const struct sched *s, const struct sched_survey *v, struct sched_budget *b, struct sched_plan *out)
 {
-    *b = sched__budget(s, v->n_streams, v->n_rows, v->reads);
+    const struct sched_crowd c = {.n_streams = v->n_streams, .n_rows = v->n_rows, .reads = v->reads, 
+                                  .waits = v->n_host + v->n_ending > 0};
+    *b = sched__budget(s, &c);
     if (v->n_host > 0) /* their rows come when they come: the others' round is shorter */
         b->round_ticks = (v->n_streams - v->n_host + b->per_tick - 1) / b->per_tick;
     if (b->round_ticks == 0)

@@ -117,6 +117,8 @@ void sched_reset(struct sched *s)
     s->in_flight = 0;
     s->bank_us = s->credit_us = s->waited_us = 0;
     s->burst = s->calm = 0;
+    s->narrow_tick = 0;
+    s->pace = 1;
     s->oldest_order = 0;
     s->stall_unmet = 0;
 }

@@ -269,8 +269,6 @@ static int seat_request(struct sim *m, uint32_t r)
 
 static void admit(struct sim *m)
 {
-    while (m->n_arrived < m->n_requests && m->requests[m->n_arrived].arrives_us <= m->now_us)
-        m->n_arrived++;
     for (uint32_t r = 0; m->n_waiting > 0 && r < m->n_started; r++)
         if (m->seats[r].waiting) {
             if (!seat_request(m, r))
@@ -409,8 +407,10 @@ static void run(struct sim *m)
 {
     while (m->n_done < m->n_requests && (m->o->until_us == 0 || m->now_us < m->o->until_us)) {
         double busy = busiest(m), from = m->now_us;
+        while (m->n_arrived < m->n_requests && m->requests[m->n_arrived].arrives_us <= m->now_us)
+            m->n_arrived++;
+        timers(m); /* who leaves makes room */
         admit(m);
-        timers(m);
         if (!m->o->blind)
             sched_clock(m->sched, m->now_us);
         while (sched_plan(m->sched, m->plan))

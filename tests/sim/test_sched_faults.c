@@ -191,6 +191,79 @@ static void random_acceptance_keeps_the_bounds_per_run(void **state)
     }
 }
 
+/* --- anything ---------------------------------------------------------------------------------------------------------------- */
+
+struct draws {
+    uint64_t seed, n;
+};
+
+static uint64_t draw(struct draws *d)
+{
+    return rand_at(d->seed, d->n++);
+}
+
+static double between(struct draws *d, double least, double most)
+{
+    return least + (most - least) * (double)(draw(d) % 1000) / 999;
+}
+
+/* A pipeline and a crowd that nobody would think of. */
+static uint32_t random_scene(uint64_t seed, struct sim_options *o, struct sim_request *r, uint32_t most)
+{
+    static const double shares[] = {0, 0.25, 0.5, 0.75, 0.9};
+    struct draws d = {.seed = seed};
+    *o = (struct sim_options){.noise_low = 0.8, .noise_high = 1, .seed = seed, .learn = draw(&d) % 2 != 0};
+    uint32_t n_stages = 1 + draw(&d) % 10;
+    o->sched.n_stages = n_stages;
+    o->sched.n_slots = 1 + draw(&d) % 16;
+    o->sched.max_rows = 64u << draw(&d) % 5;
+    o->sched.piece_max = draw(&d) % 4 ? 0 : 48;
+    o->sched.decode_share = shares[draw(&d) % 5];
+    o->sched.max_stall_us = between(&d, 50e3, 500e3);
+    o->sched.max_tick_us = between(&d, 5e3, 300e3);
+    o->sched.delta_us = between(&d, 0, 2e3);
+    o->sched.lambda_us = between(&d, 0, 1e3);
+    for (uint32_t i = 0; i < n_stages; i++) {
+        double base_us = between(&d, 100, 6000), row_us = between(&d, 10, 300), head_us = draw(&d) % 3 ? 0 : between(&d, 0, 500);
+        o->stage[i] = sim_stage(base_us, row_us, head_us, between(&d, 0, 60));
+    }
+    o->host_us = between(&d, 0, 20e3);
+    uint32_t n = 2 + draw(&d) % (most - 2);
+    double at_us = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t x = draw(&d);
+        at_us += x % 3 ? between(&d, 0, 40e3) : 0;
+        r[i] = (struct sim_request){.arrives_us = at_us, .run_rows = (x >> 8) % 6 == 0 ? 2 + (x >> 12) % 4 : 1,
+                                    .needs_host = (x >> 16) % 8 == 0, .cut = (x >> 20) % 5 == 0 ? 16 + (x >> 24) % 300 : 0};
+        r[i].n_prompt = 1 + draw(&d) % (x % 5 ? 200 : 5000);
+        r[i].n_answer = 1 + draw(&d) % 80;
+        r[i].leaves_us = (x >> 40) % 6 == 0 ? at_us + between(&d, 0, 2e6) : 0;
+    }
+    return n;
+}
+
+static void random_scenes_end_and_keep_the_stall(void **state)
+{
+    (void)state;
+    enum { MOST = 40 };
+    struct sim_request r[MOST];
+    for (uint64_t seed = 1; seed <= 400; seed++) {
+        struct sim_options o;
+        struct sim_result out;
+        uint32_t n = random_scene(seed, &o, r, MOST);
+        sim_run(&o, r, n, &out);
+        check_all_came(&out, r, n);
+        for (uint32_t i = 0; i < n && out.stall_unmet == 0; i++) {
+            double gap = longest_gap_us(&out, i, i + 1) - (r[i].needs_host ? o.host_us + 2 * o.sched.lambda_us : 0);
+            /* where costs are learned, one tick of twenty may take more than they say */
+            if (gap > o.sched.max_stall_us * (o.learn ? 1.1 : 1))
+                fail_msg("seed %d, request %u: a gap of %.1f ms, the stall is %.1f", (int)seed, i, gap / 1e3,
+                         o.sched.max_stall_us / 1e3);
+        }
+        sim_result_fini(&out);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -201,6 +274,7 @@ int main(void)
         cmocka_unit_test(clients_that_come_and_leave_at_random_disturb_nobody),
         cmocka_unit_test(streams_that_wait_for_the_host_neither_stop_prompts_nor_the_others),
         cmocka_unit_test(random_acceptance_keeps_the_bounds_per_run),
+        cmocka_unit_test(random_scenes_end_and_keep_the_stall),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
