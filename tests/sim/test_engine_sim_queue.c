@@ -1,4 +1,5 @@
-/* Waiting on the whole engine: FC-03 and FC-08 of failure-cases.md and test 10 of scheduling.md in virtual time. */
+/* Waiting on the whole engine: FC-02, FC-03, FC-06, FC-08, FC-34 and FC-35 of failure-cases.md and test 10 of scheduling.md in
+ * virtual time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -203,6 +204,121 @@ static void open_loop_overload_is_served_at_capacity_and_waits_are_bounded(void 
     }
 }
 
+/* --- order, and leaving ------------------------------------------------------------------------------------------------------- */
+
+struct order {
+    uint32_t n_first;
+    struct sim_call *first[QUEUE + SLOTS]; /* in the order of their first ids */
+};
+
+static void note_first(struct sim_call *c)
+{
+    struct order *o = c->ctx;
+    if (c->n_ids == 1)
+        o->first[o->n_first++] = c;
+}
+
+static void watch_queue(struct engine_sim *s, void *ctx)
+{
+    (void)ctx;
+    assert_true(n_waiting(s) <= QUEUE);
+}
+
+/* FC-02 */
+static void a_flood_of_one_client_is_bounded_and_served_in_order(void **state)
+{
+    (void)state;
+    enum { N = 360 };
+    struct engine_sim *s = open_queue();
+    struct sim_call *c[N];
+    uint32_t n_done = 0;
+    engine_sim_on_step(s, watch_queue, NULL);
+    for (int i = 0; i < N; i++) {
+        c[i] = sim_call_new(s, "one", 64, 32);
+        sim_call_submit(c[i]);
+    }
+    engine_sim_run_out(s, 600 * NS_PER_S);
+    int64_t started_ns = 0;
+    for (int i = 0; i < N; i++) {
+        if (c[i]->accepted_ns) {
+            assert_true(c[i]->request->admitted_ns >= started_ns);
+            started_ns = c[i]->request->admitted_ns;
+            n_done += c[i]->finish == FINISH_LENGTH;
+        } else {
+            assert_int_equal(c[i]->end.status, STATUS_QUEUE_FULL);
+            assert_true(c[i]->end.retry_after_s >= 1 && c[i]->ended_ns == c[i]->submitted_ns);
+        }
+        sim_call_free(c[i]);
+    }
+    assert_int_equal(n_done, QUEUE + SLOTS);
+    engine_sim_on_step(s, NULL, NULL);
+    close_quiet(s);
+}
+
+/* FC-06 */
+static void first_tokens_come_in_the_order_of_arrival(void **state)
+{
+    (void)state;
+    enum { N = 20 };
+    struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){.n_slots = 1, .flags = FLAGS(DEFAULTS)});
+    struct sim_call *c[N];
+    struct order o = {0};
+    for (int i = 0; i < N; i++) {
+        char client[32];
+        snprintf(client, sizeof client, "new-%d", i);
+        c[i] = sim_call_new(s, client, 512, 32);
+        c[i]->on_id = note_first;
+        c[i]->ctx = &o;
+        sim_call_submit(c[i]);
+        engine_sim_run(s, engine_sim_now_ns(s) + 50 * NS_PER_MS);
+    }
+    engine_sim_run_out(s, 600 * NS_PER_S);
+    assert_int_equal(o.n_first, N);
+    for (int i = 0; i < N; i++) {
+        assert_ptr_equal(o.first[i], c[i]);
+        sim_call_free(c[i]);
+    }
+    close_quiet(s);
+}
+
+/* FC-34 and FC-35 */
+static void who_leaves_the_queue_costs_nothing_and_ends_nobody_else(void **state)
+{
+    (void)state;
+    enum { N = 20 };
+    struct engine_sim *s = open_queue();
+    struct sim_call *streams[SLOTS], *waiting[N];
+    for (int i = 0; i < SLOTS; i++) {
+        streams[i] = sim_call_new(s, "streams", 64, 2000);
+        sim_call_submit(streams[i]);
+    }
+    engine_sim_run(s, engine_sim_now_ns(s) + NS_PER_S);
+    uint64_t prompt_rows = engine_sim_prompt_rows(s);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < N; i++) {
+            waiting[i] = sim_call_new(s, i % 2 ? "streams" : "leaves", 500, 20);
+            sim_call_submit(waiting[i]);
+        }
+        engine_sim_run(s, engine_sim_now_ns(s) + NS_PER_S);
+        assert_int_equal(n_waiting(s), N);
+        for (int i = 0; i < N; i++)
+            sim_call_cancel(waiting[i]);
+        engine_sim_run(s, engine_sim_now_ns(s) + NS_PER_MS);
+        assert_int_equal(n_waiting(s), 0);
+        for (int i = 0; i < N; i++) {
+            assert_int_equal(waiting[i]->end.status, STATUS_CANCELLED);
+            sim_call_free(waiting[i]);
+        }
+    }
+    assert_int_equal(engine_sim_prompt_rows(s), prompt_rows);
+    engine_sim_run_out(s, 600 * NS_PER_S);
+    for (int i = 0; i < SLOTS; i++) {
+        assert_int_equal(streams[i]->finish, FINISH_LENGTH);
+        sim_call_free(streams[i]);
+    }
+    close_quiet(s);
+}
+
 /* --- a flooding client -------------------------------------------------------------------------------------------------------- */
 
 enum { MODEST = 3, FLOOD = 24, WINDOW = 4 };
@@ -310,6 +426,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(who_returns_after_retry_after_is_taken),
+        cmocka_unit_test(a_flood_of_one_client_is_bounded_and_served_in_order),
+        cmocka_unit_test(first_tokens_come_in_the_order_of_arrival),
+        cmocka_unit_test(who_leaves_the_queue_costs_nothing_and_ends_nobody_else),
         cmocka_unit_test(a_client_that_floods_takes_nothing_of_the_others_share),
         cmocka_unit_test(open_loop_overload_is_served_at_capacity_and_waits_are_bounded),
     };

@@ -1,4 +1,4 @@
-/* Decode share and stalls on the whole engine: FC-09, FC-10, FC-12, FC-13 and FC-14 of failure-cases.md in virtual time. */
+/* Decode share and stalls on the whole engine: FC-09 to FC-14 of failure-cases.md in virtual time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -112,6 +112,26 @@ static void no_stream_stands_still_beside_long_prompts_at_any_share(void **state
         }
 }
 
+/* FC-11 */
+static void a_short_question_waits_little_for_a_long_read(void **state)
+{
+    (void)state;
+    for (uint32_t stages = 1; stages <= 4; stages *= 2) {
+        double alone_s = time_alone(stages, 30000);
+        struct engine_sim *s = open_with(stages, 4);
+        struct sim_call *c[2] = {submit(s, "reader", 30000, 1)};
+        engine_sim_run(s, engine_sim_now_ns(s) + NS_PER_S);
+        c[1] = submit(s, "asks", 8, 20);
+        run_until_ended(s, c[0]);
+        run_until_ended(s, c[1]);
+        double first_s = seconds(c[1]->first_ns - c[1]->submitted_ns), took_s = seconds(c[0]->first_ns - c[0]->submitted_ns);
+        print_message("%u stages: first id after %.3f s; the read took %.2f s, alone %.2f s\n", stages, first_s, took_s, alone_s);
+        assert_true(first_s <= 0.8);
+        assert_true(took_s <= 1.1 * alone_s);
+        leave_all(s, c, 2);
+    }
+}
+
 /* --- FC-12 ---------------------------------------------------------------------------------------------------------------------- */
 
 static void free_call(struct sim_call *c)
@@ -218,6 +238,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stream_keeps_its_share_beside_a_long_prompt_at_1_2_4_and_8_stages),
         cmocka_unit_test(no_stream_stands_still_beside_long_prompts_at_any_share),
+        cmocka_unit_test(a_short_question_waits_little_for_a_long_read),
         cmocka_unit_test(a_long_read_goes_on_beside_a_flood_of_short_ones),
         cmocka_unit_test(two_streams_use_both_stages_in_whatever_order_they_came),
         cmocka_unit_test(the_pieces_of_a_lone_prompt_fill_all_stages),
