@@ -305,7 +305,8 @@ struct engine_bed *engine_bed_open(const struct engine_bed_options *o)
     if (b->config.context < 0)
         b->config.context = b->model.hp.n_context;
     b->config.stages = o->n_stages;
-    const struct engine_options eo = {&b->config, &b->model, b->tokenizer, &b->split, "bed"};
+    const struct engine_options eo = {.config = &b->config, .model = &b->model, .tokenizer = b->tokenizer, .split = &b->split,
+                                      .model_name = "bed", .hash_bits = o->hash_bits};
     if (engine_create(&eo, &b->engine, &err) != STATUS_OK)
         fail_msg("%s", err.message);
     assert_int_equal(mem_hub_create(&b->hub), STATUS_OK);

@@ -23,6 +23,7 @@ struct engine_bed_options {
     const char *const *flags; /* of sluice-coordinator, NULL at the end: "--slots", "4", ... */
     enum status (*create)(void *ctx, uint32_t stage, struct compute **out, struct error *err);
     void *ctx;
+    uint32_t hash_bits; /* of the prefix map; 0: all */
 };
 
 struct engine_bed;

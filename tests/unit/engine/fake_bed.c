@@ -34,7 +34,7 @@ static enum status create_fake(void *ctx, uint32_t stage, struct compute **out, 
     return fake_compute_create(&(struct fake_options){.stage = stage, .script_path = ctx}, out, err);
 }
 
-struct bed *bed_open(uint32_t n_stages, const char *script, const char *const *flags)
+struct bed *bed_open_hash(uint32_t n_stages, const char *script, const char *const *flags, uint32_t hash_bits)
 {
     struct bed *t = calloc(1, sizeof *t);
     assert_non_null(t);
@@ -43,10 +43,16 @@ struct bed *bed_open(uint32_t n_stages, const char *script, const char *const *f
     assert_true(fd >= 0 && write(fd, script, strlen(script)) == (ssize_t)strlen(script));
     close(fd);
     const struct engine_bed_options o = {
-        .model_path = MODEL, .n_stages = n_stages, .flags = flags, .create = create_fake, .ctx = t->script};
+        .model_path = MODEL, .n_stages = n_stages, .flags = flags, .create = create_fake, .ctx = t->script,
+        .hash_bits = hash_bits};
     t->b = engine_bed_open(&o);
     engine_bed_wait_ready(t->b);
     return t;
+}
+
+struct bed *bed_open(uint32_t n_stages, const char *script, const char *const *flags)
+{
+    return bed_open_hash(n_stages, script, flags, 0);
 }
 
 void bed_close(struct bed *t)

@@ -12,7 +12,7 @@
 #include "tests/lib/engine_bed.h"
 #include "tests/lib/fake_compute.h"
 
-enum { WAIT_MS = 20000, MAX_REQUESTS = 160 };
+enum { WAIT_MS = 20000, MAX_REQUESTS = 256 };
 #define FLAGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 struct bed {
@@ -23,6 +23,8 @@ struct bed {
 };
 
 struct bed *bed_open(uint32_t n_stages, const char *script, const char *const *flags);
+/* With a prefix map whose hash has so few bits that blocks collide. */
+struct bed *bed_open_hash(uint32_t n_stages, const char *script, const char *const *flags, uint32_t hash_bits);
 void bed_close(struct bed *t);
 
 uint32_t below(uint32_t n); /* drawn from the seed of the test program */
