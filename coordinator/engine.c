@@ -161,6 +161,7 @@ static void turn(struct engine *e, int64_t now)
     check_overflow(e, now);
     engine__pipeline_events(e, now);
     periodic(e, now);
+    engine__relieve(e, now);
     engine__admit(e, now);
     engine__send_ticks(e, now);
     engine__pipeline_events(e, now); /* a plan that could not be sent ends the epoch */

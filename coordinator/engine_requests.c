@@ -226,7 +226,7 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
     set_salt(e, r);
     if (r->deadline_ns && r->deadline_ns < now + e->o.config->queue_wait_ms * NS_PER_MS)
         r->item.deadline_ns = r->deadline_ns;
-    int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 && !e->n_parked &&
+    int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 && !e->n_parked && !e->n_starved &&
                     engine__has_room(e, r);
     return admission_push(e->admission, &r->item, may_start, now, err);
 }
@@ -338,9 +338,10 @@ static int admit_one(struct engine *e, int64_t now)
     return 1;
 }
 
+/* Nobody starts on blocks that a running one waits for. */
 void engine__admit(struct engine *e, int64_t now)
 {
-    while (pipeline_running(e->pipeline) && admit_one(e, now))
+    while (pipeline_running(e->pipeline) && e->n_starved == 0 && admit_one(e, now))
         ;
 }
 

@@ -153,7 +153,6 @@ static void reserve_ahead(struct engine *e, const struct sched_plan *sp)
 void engine__send_ticks(struct engine *e, int64_t now)
 {
     sched_clock(e->sched, (double)now / 1000);
-    engine__relieve(e, now);
     while (pipeline_running(e->pipeline) && sched_plan(e->sched, e->sched_plan)) {
         fill_plan(e, e->sched_plan);
         sched_commit(e->sched, e->sched_plan);

@@ -151,6 +151,31 @@ static void four_requests_that_fill_a_small_pool_have_their_texts(void **state)
     }
 }
 
+/* Short ones without end, each of one block, and more slots than blocks: whoever runs and needs a block comes before them. */
+static void who_runs_gets_its_blocks_before_who_comes(void **state)
+{
+    (void)state;
+    for (uint32_t stages = 1; stages <= 4; stages *= 2) {
+        struct engine_sim *s = engine_sim_open(
+            &(struct engine_sim_options){.n_stages = stages, .n_slots = 64, .flags = FLAGS("--kv-blocks", "60")});
+        struct sim_call *old = sim_call_new(s, "old", 100, 400);
+        struct pool p = {.n_left = 4000, .n_prompt = 8, .n_answer = 9};
+        sim_call_submit(old);
+        while (old->n_ids == 0)
+            engine_sim_step(s);
+        for (uint32_t i = 0; i < 80; i++)
+            pool_submit(s, &p, "crowd");
+        while (!sim_call_ended(old))
+            engine_sim_step(s);
+        assert_int_equal(old->finish, FINISH_LENGTH);
+        assert_true(p.n_left > 0); /* they came all the time */
+        assert_true(old->longest_gap_ns <= 100 * NS_PER_MS);
+        sim_call_free(old);
+        p.n_left = 0;
+        close_quiet(s);
+    }
+}
+
 /* --- clients that leave ------------------------------------------------------------------------------------------------------- */
 
 static void free_call(struct sim_call *c)
@@ -302,6 +327,7 @@ int main(void)
         cmocka_unit_test(a_pool_at_110_percent_of_demand_has_no_livelock),
         cmocka_unit_test(answers_of_lengths_that_nobody_can_guess_are_not_read_again_and_again),
         cmocka_unit_test(four_requests_that_fill_a_small_pool_have_their_texts),
+        cmocka_unit_test(who_runs_gets_its_blocks_before_who_comes),
         cmocka_unit_test(leaving_beside_a_full_cache_changes_nobodys_text),
         cmocka_unit_test(rounds_of_clients_that_all_leave_lose_no_block),
         cmocka_unit_test(whatever_happens_at_any_event_leaves_texts_and_sums_right),
