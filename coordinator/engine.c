@@ -111,6 +111,7 @@ static void handle(struct engine *e, const struct engine_message *m, int64_t now
         engine__admit(e, now); /* before the next one is judged: a free slot is not a place in the queue */
         break;
     case ENGINE_CANCEL:
+        atomic_fetch_sub(&e->cancelling, 1);
         engine__cancel(e, m->request);
         request_release(m->request);
         break;
@@ -426,8 +427,9 @@ void engine_destroy(struct engine *e)
 
 enum status engine_submit(struct engine *e, struct request *r)
 {
-    atomic_fetch_add(&e->submitting, 1);
-    enum status s = queue_push(e->inbox, &(struct engine_message){.kind = ENGINE_SUBMIT, .request = r});
+    enum status s = STATUS_FULL;
+    if (atomic_fetch_add(&e->submitting, 1) < ENGINE_INBOX_SUBMITS)
+        s = queue_push(e->inbox, &(struct engine_message){.kind = ENGINE_SUBMIT, .request = r});
     if (s != STATUS_OK)
         atomic_fetch_sub(&e->submitting, 1);
     return s == STATUS_CLOSED ? STATUS_DRAINING : s;
@@ -442,9 +444,10 @@ void engine_count_refused(struct engine *e, enum status why)
 void engine_cancel(struct engine *e, struct request *r)
 {
     request_retain(r);
-    enum status s = queue_push(e->inbox, &(struct engine_message){.kind = ENGINE_CANCEL, .request = r});
-    if (s == STATUS_OK)
+    if (atomic_fetch_add(&e->cancelling, 1) < ENGINE_INBOX_CANCELS &&
+        queue_push(e->inbox, &(struct engine_message){.kind = ENGINE_CANCEL, .request = r}) == STATUS_OK)
         return;
+    atomic_fetch_sub(&e->cancelling, 1);
     request_release(r);
     atomic_store(&e->cancel_overflowed, 1); /* r->cancelled is set: the engine reads the flags itself */
 }

@@ -21,7 +21,13 @@
 #include "coordinator/scheduler.h"
 #include "coordinator/slots.h"
 
-enum { ENGINE_INBOX = 8192, ENGINE_MAX_ATTACHMENTS = 2 * MAX_STAGES + 8 };
+/* Clients can fill three quarters of the inbox. The rest is the stages': a result that finds it full ends the epoch. */
+enum {
+    ENGINE_INBOX = 8192,
+    ENGINE_INBOX_SUBMITS = ENGINE_INBOX / 2,
+    ENGINE_INBOX_CANCELS = ENGINE_INBOX / 4,
+    ENGINE_MAX_ATTACHMENTS = 2 * MAX_STAGES + 8,
+};
 
 enum engine_message_kind {
     ENGINE_SUBMIT, ENGINE_CANCEL, ENGINE_DRAIN, ENGINE_ATTACHED, ENGINE_STAGE_MESSAGE, ENGINE_STAGE_CLOSED,
@@ -78,7 +84,8 @@ struct engine {
     uint32_t n_results;
     atomic_int stopping;           /* any thread */
     atomic_int overflowed;         /* a stage message found the inbox full */
-    atomic_int cancel_overflowed;  /* a cancel did: the flags of all requests are to be read */
+    atomic_int cancel_overflowed;  /* a cancel found no place in it: the flags of all requests are to be read */
+    atomic_int cancelling;         /* cancels that are in the inbox */
     atomic_uint_fast64_t next_attachment;
     atomic_uint_fast64_t refused[REJECT_N]; /* before submission; any thread */
     atomic_int submitting;         /* requests that are in the inbox or being looked at: not idle, though no count has them yet */

@@ -239,6 +239,49 @@ static void rounds_of_clients_that_all_leave_lose_no_block(void **state)
     close_quiet(s);
 }
 
+enum { CROWD = 12000 };
+
+static void all_leave(struct engine_sim *s, void *crowd)
+{
+    (void)s;
+    for (uint32_t i = 0; i < CROWD; i++)
+        sim_call_cancel(((struct sim_call **)crowd)[i]);
+}
+
+static int64_t next_id_ns(struct engine_sim *s, const struct sim_call *c)
+{
+    for (uint32_t n = c->n_ids; c->n_ids == n;)
+        engine_sim_step(s);
+    return c->last_ns;
+}
+
+/* More cancels than the inbox holds come just before a result. The stages' messages must not be what is lost. */
+static void a_crowd_that_leaves_at_once_ends_no_epoch(void **state)
+{
+    (void)state;
+    static struct sim_call *crowd[CROWD];
+    struct engine_sim *s = engine_sim_open(
+        &(struct engine_sim_options){.n_slots = 1, .flags = FLAGS("--queue-requests", "20000"), .check_every = 4096});
+    struct sim_call *old = sim_call_new(s, "old", 100, 400);
+    sim_call_submit(old);
+    next_id_ns(s, old);
+    for (uint32_t i = 0; i < CROWD; i++) {
+        crowd[i] = sim_call_new(s, "crowd", 8, 9);
+        crowd[i]->on_end = free_call;
+        sim_call_submit(crowd[i]);
+        if (i % 4000 == 0)
+            engine_sim_step(s);
+    }
+    int64_t before_ns = next_id_ns(s, old), now_ns = next_id_ns(s, old);
+    engine_sim_at(s, now_ns + (now_ns - before_ns), all_leave, crowd); /* with the next id */
+    engine_sim_run_out(s, 60 * NS_PER_S);
+    assert_int_equal(engine_sim_counts(s).epochs, 1);
+    assert_int_equal(engine_sim_counts(s).cancelled, CROWD);
+    assert_int_equal(old->finish, FINISH_LENGTH);
+    sim_call_free(old);
+    close_quiet(s);
+}
+
 /* --- at every event ---------------------------------------------------------------------------------------------------------- */
 
 enum what { CANCEL, PARK, LOSE, WHAT_N };
@@ -330,6 +373,7 @@ int main(void)
         cmocka_unit_test(who_runs_gets_its_blocks_before_who_comes),
         cmocka_unit_test(leaving_beside_a_full_cache_changes_nobodys_text),
         cmocka_unit_test(rounds_of_clients_that_all_leave_lose_no_block),
+        cmocka_unit_test(a_crowd_that_leaves_at_once_ends_no_epoch),
         cmocka_unit_test(whatever_happens_at_any_event_leaves_texts_and_sums_right),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
