@@ -89,33 +89,45 @@ static void set_wide_bounds(const struct sched *s, const struct sched_survey *v,
     }
 }
 
+/* It goes on while the bank covers a tick of half the width. */
+static int goes_on(const struct sched *s, const struct sched_budget *b, double tau_us, struct sched_plan *out)
+{
+    double covered_us = SCHED_WIDE_PRICE > 0 ? (s->bank_us + earned_us(b)) / SCHED_WIDE_PRICE : INFINITY;
+    if (covered_us < tau_us / 2 || covered_us <= b->share_us)
+        return 0;
+    out->tau_us = fmin(tau_us, covered_us);
+    return 1;
+}
+
+/* It starts when the bank covers what the first reader needs, or as many ticks as a burst may have; and anyway, when that has
+ * taken far longer than it should. */
+static int starts(const struct sched *s, const struct sched_survey *v, const struct sched_budget *b, double tau_us,
+                  struct sched_plan *out)
+{
+    double k = ceil(sched__first_us(s, v, out) / fmax(tau_us - base_us(b), 1));
+    double need_us = fmin(price_us(s, b, tau_us, fmin(k, most_ticks(s))), NEARLY * out->bank_bound_us);
+    double save_us = out->bank_bound_us / (1 / b->share - 1);
+    if (s->bank_us < need_us && s->waited_us <= STARVED * (save_us + b->period_us))
+        return 0;
+    out->tau_us = tau_us;
+    out->starts = 1;
+    return 1;
+}
+
 int sched__open_burst(const struct sched *s, const struct sched_survey *v, const struct sched_budget *b,
                       struct sched_plan *out)
 {
     double narrow_hard_us = out->hard_us;
     uint32_t narrow_unmet = out->stall_unmet;
+    set_wide_bounds(s, v, b, out);
     if (!keeps_share(s)) {
-        set_wide_bounds(s, v, b, out);
         out->tau_us = INFINITY;
         return 1;
     }
-    set_wide_bounds(s, v, b, out);
     double tau_us = out->hard_us / cost_guard(&s->cost, v->slowest, COST_WIDE);
-    double excess_us = fmax(tau_us - base_us(b), 1), k = ceil(sched__first_us(s, v, out) / excess_us);
     out->bank_bound_us = price_us(s, b, tau_us, most_ticks(s));
-    double need_us = fmin(price_us(s, b, tau_us, fmin(k, most_ticks(s))), NEARLY * out->bank_bound_us);
-    double save_us = out->bank_bound_us / (1 / b->share - 1);
-    if (s->burst) { /* it goes on while the bank covers a tick of half the width */
-        double covered_us = SCHED_WIDE_PRICE > 0 ? (s->bank_us + earned_us(b)) / SCHED_WIDE_PRICE : INFINITY;
-        if (covered_us >= tau_us / 2 && covered_us > b->share_us) {
-            out->tau_us = fmin(tau_us, covered_us);
-            return 1;
-        }
-    } else if (s->bank_us >= need_us || s->waited_us > STARVED * (save_us + b->period_us)) {
-        out->tau_us = tau_us;
-        out->starts = 1;
+    if (s->burst ? goes_on(s, b, tau_us, out) : starts(s, v, b, tau_us, out))
         return 1;
-    }
     out->hard_us = narrow_hard_us;
     out->stall_unmet = narrow_unmet;
     return 0;
