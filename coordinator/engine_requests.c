@@ -112,6 +112,12 @@ static void count_end(struct engine *e, const struct request *r, enum request_st
     histogram_add(&m->e2e, seconds(r->arrived_ns, e->now_ns), 1);
 }
 
+/* Clients that leave, and waits that end in a full queue, are counted: a line for each is one that any client can write. */
+static enum log_level level_of(const struct error *err)
+{
+    return err->status == STATUS_CANCELLED || err->status == STATUS_QUEUE_WAIT ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO;
+}
+
 void engine__end(struct engine *e, struct request *r, enum request_state state, const struct error *err)
 {
     if (r->state == REQUEST_QUEUED || r->state == REQUEST_PARKED) {
@@ -128,8 +134,8 @@ void engine__end(struct engine *e, struct request *r, enum request_state state, 
     set_state(e, r, state);
     count_end(e, r, state, err);
     if (err)
-        LOG_INFO("req %s: %s after %u prompt and %u answer tokens: %s", r->id, request_state_name(state), r->n_read,
-                 r->n_answer, err->message);
+        LOG_AT(level_of(err), "req %s: %s after %u prompt and %u answer tokens: %s", r->id, request_state_name(state), r->n_read,
+               r->n_answer, err->message);
     else
         LOG_DEBUG("req %s: %s, %u prompt and %u answer tokens", r->id, request_state_name(state), r->n_prompt, r->n_answer);
     r->sink.finish(r->sink.ctx, err);

@@ -259,6 +259,46 @@ static void engine_ends_one_request_for_bad_logits(void **state)
     bed_close(t);
 }
 
+/* on: what goes to stderr is kept from now on. Off: it goes there again; the number of lines kept. */
+static uint32_t count_lines(int on)
+{
+    static FILE *file;
+    static int saved;
+    uint32_t n = 0;
+    if (on) {
+        assert_non_null(file = tmpfile());
+        saved = dup(STDERR_FILENO);
+        assert_true(saved >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+        return 0;
+    }
+    assert_true(dup2(saved, STDERR_FILENO) >= 0 && close(saved) == 0);
+    rewind(file);
+    for (int c; (c = getc(file)) != EOF;)
+        n += c == '\n';
+    fclose(file);
+    return n;
+}
+
+static void clients_that_leave_or_wait_in_vain_write_no_line(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(1, "tick_us 300\n", FLAGS("--slots", "1", "--queue-wait-ms", "100"));
+    count_lines(1);
+    for (int i = 0; i < 20; i++)
+        start(t, 10, 400);
+    sleep_ms(10);
+    for (uint32_t i = 0; i < t->n; i += 2)
+        bed_cancel(t->r[i]);
+    for (uint32_t i = 0; i < t->n; i++)
+        bed_wait(t->r[i], WAIT_MS);
+    uint32_t n = count_lines(0);
+    assert_int_equal(t->r[0]->end.status, STATUS_CANCELLED);
+    assert_int_equal(t->r[3]->end.status, STATUS_QUEUE_WAIT);
+    assert_int_equal(n, 0);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
 static void engine_refuses_what_the_pool_can_never_hold_and_makes_the_rest_wait(void **state)
 {
     (void)state;
@@ -458,6 +498,7 @@ int main(void)
         cmocka_unit_test(engine_without_a_stage_refuses_after_the_recovery_time),
         cmocka_unit_test(engine_passes_a_failed_tick_on_and_goes_on),
         cmocka_unit_test(engine_ends_one_request_for_bad_logits),
+        cmocka_unit_test(clients_that_leave_or_wait_in_vain_write_no_line),
         cmocka_unit_test(engine_refuses_what_the_pool_can_never_hold_and_makes_the_rest_wait),
         cmocka_unit_test(engine_ends_waits_and_runs_at_their_time),
         cmocka_unit_test(engine_drains_and_takes_requests_again),
