@@ -121,7 +121,8 @@ static uint32_t next_groups(uint32_t g, uint32_t most)
 
 static void choose_groups(const struct sched *s, const struct sched_crowd *c, struct sched_budget *b)
 {
-    uint32_t fewest = (c->n_rows + s->opt.max_rows - 1) / s->opt.max_rows, most = s->opt.n_stages;
+    uint32_t cap = s->opt.max_rows - s->opt.max_rows / 4; /* streams leave room for pieces in every tick */
+    uint32_t fewest = (c->n_rows + cap - 1) / cap, most = s->opt.n_stages;
     if (most > c->n_streams)
         most = c->n_streams;
     if (most < fewest)

@@ -72,12 +72,15 @@ static int fits(struct fitting *f, uint32_t x)
     return 0;
 }
 
-/* The smallest piece whose reading of the prefix once more is at most a quarter of it. */
-static uint32_t least_rows(const struct sched_survey *v, const struct sched_entry *e)
+/* The smallest piece whose reading of the prefix once more is at most a quarter of it; less where --piece-max or the rows that
+ * are left of the tick allow none so large: else nothing would ever be read. */
+static uint32_t least_rows(const struct sched *s, const struct sched_survey *v, const struct cost_shape *shape,
+                           const struct sched_entry *e)
 {
     double again_us = v->spans_us * e->position, row_us = v->row_us + v->reads_us * e->position;
     double x = ceil(3 * again_us / row_us);
-    return x < MIN_PIECE ? MIN_PIECE : x > 4096 ? 4096 : (uint32_t)x;
+    uint32_t fewest = x < MIN_PIECE ? MIN_PIECE : x > 4096 ? 4096 : (uint32_t)x;
+    return least(fewest, least(s->opt.piece_max, s->opt.max_rows - shape->rows));
 }
 
 /* The rows of e's pieces: first, first + step, ... A tick's rows fill whole tiles, as the kernels do; where a row's attention
@@ -86,9 +89,10 @@ struct steps {
     uint32_t first, step;
 };
 
-static struct steps steps_of(const struct sched_survey *v, const struct cost_shape *shape, const struct sched_entry *e)
+static struct steps steps_of(const struct sched *s, const struct sched_survey *v, const struct cost_shape *shape,
+                             const struct sched_entry *e)
 {
-    uint32_t fewest = least_rows(v, e), first = SCHED_TILE_ROWS - shape->rows % SCHED_TILE_ROWS; /* 1..16 */
+    uint32_t fewest = least_rows(s, v, shape, e), first = SCHED_TILE_ROWS - shape->rows % SCHED_TILE_ROWS; /* 1..16 */
     if (v->reads_us * e->position > v->row_us)
         return (struct steps){.first = fewest, .step = 1};
     if (first < fewest)
@@ -174,11 +178,11 @@ static uint32_t piece_of(const struct sched *s, const struct sched_survey *v, st
     int last = e->position + x_max == e->n_prompt;
     if (whole && (last ? fits_last(&f, out, x_max, b) : fits(&f, x_max)))
         return x_max;
-    struct steps st = steps_of(v, &out->shape, e);
+    struct steps st = steps_of(s, v, &out->shape, e);
     uint32_t x = largest_piece(&f, st, last ? x_max - 1 : x_max);
     if (x > 0 || st.step == 1)
         return x;
-    st = (struct steps){.first = least_rows(v, e), .step = 1}; /* less than a tile fits */
+    st = (struct steps){.first = least_rows(s, v, &out->shape, e), .step = 1}; /* less than a tile fits */
     return largest_piece(&f, st, least(st.first + SCHED_TILE_ROWS, last ? x_max - 1 : x_max));
 }
 
@@ -246,7 +250,7 @@ static uint32_t small_rows(const struct sched *s, const struct sched_survey *v, 
                            const struct sched_entry *e)
 {
     int whole;
-    uint32_t x = most_rows(s, out, e, &whole), first = steps_of(v, &out->shape, e).first;
+    uint32_t x = most_rows(s, out, e, &whole), first = steps_of(s, v, &out->shape, e).first;
     return x < first ? x : first;
 }
 

@@ -79,8 +79,8 @@ static const struct range {
     uint32_t from, to;
     uint32_t per_cent;  /* of scenes that have it; else its default */
 } ranges[] = {
-    {"--max-stall-ms", 1, 1000, 80}, {"--max-tick-ms", 1, 500, 50},      {"--piece-max", 8, 600, 50},
-    {"--queue-requests", 0, 100, 80}, {"--client-slots", 0, 4, 50},     {"--max-rows", 16, 200, 30},
+    {"--max-stall-ms", 1, 1000, 80}, {"--max-tick-ms", 1, 500, 50},      {"--piece-max", 1, 600, 50},
+    {"--queue-requests", 0, 100, 80}, {"--client-slots", 0, 4, 50},     {"--max-rows", 1, 200, 30},
     {"--queue-wait-ms", 100, 60000, 30}, {"--write-stall-ms", 100, 15000, 50},
 };
 

@@ -34,6 +34,64 @@ static void done(struct sched *s, struct sched_plan *p)
     sched_destroy(s);
 }
 
+/* Retires what is in flight but the newest tick, and sends one. Rows of `slot` in it, 0 where none could be sent. */
+static uint32_t turn(struct sched *s, struct sched_plan *p, uint32_t slot)
+{
+    uint32_t n = 0;
+    for (struct sched_stats st = sched_stats(s); st.in_flight > 1; st = sched_stats(s))
+        assert_int_equal(sched_retire(s, st.oldest_tick, NULL), STATUS_OK);
+    if (!sched_plan(s, p))
+        return 0;
+    for (uint32_t i = 0; i < p->n_runs; i++)
+        n += p->runs[i].ref.slot == slot ? p->runs[i].n : 0;
+    sched_commit(s, p);
+    return n;
+}
+
+/* A piece is never smaller than --piece-max or the tick allow: else nothing would be read at all. */
+static void a_prompt_is_read_whatever_the_limits_of_rows(void **state)
+{
+    (void)state;
+    for (uint32_t max_rows = 1; max_rows <= 16; max_rows++)
+        for (uint32_t piece_max = 1; piece_max <= 16; piece_max++) {
+            struct sched_options o = two_stages;
+            o.max_rows = max_rows;
+            o.piece_max = piece_max;
+            struct sched_plan *p;
+            struct sched *s = with(&o, &p);
+            const struct sched_sequence q = {.n_prompt = 40, .n_answer = 1, .order = 1, .limit = UINT32_MAX};
+            assert_int_equal(sched_add(s, (struct slot_ref){0, 1}, &q), STATUS_OK);
+            uint32_t n = 0;
+            for (int i = 0; i < 100 && n < 40; i++)
+                n += turn(s, p, 0);
+            if (n != 40)
+                fail_msg("%u rows a tick, %u a piece: %u of 40 read", max_rows, piece_max, n);
+            done(s, p);
+        }
+}
+
+static void streams_that_could_fill_every_tick_leave_room_for_a_prompt(void **state)
+{
+    (void)state;
+    struct sched_options o = two_stages;
+    o.n_slots = o.max_rows = 16;
+    struct sched_plan *p;
+    struct sched *s = with(&o, &p);
+    for (uint32_t i = 1; i < 16; i++) {
+        const struct sched_sequence q = {.n_prompt = 1, .n_answer = 1000, .order = i, .limit = UINT32_MAX};
+        assert_int_equal(sched_add(s, (struct slot_ref){i, i}, &q), STATUS_OK);
+    }
+    for (int i = 0; i < 20; i++)
+        turn(s, p, 0);
+    const struct sched_sequence q = {.n_prompt = 64, .n_answer = 1, .order = 99, .limit = UINT32_MAX};
+    assert_int_equal(sched_add(s, (struct slot_ref){0, 99}, &q), STATUS_OK);
+    uint32_t n = 0;
+    for (int i = 0; i < 50 && n < 64; i++)
+        n += turn(s, p, 0);
+    assert_int_equal(n, 64);
+    done(s, p);
+}
+
 /* --- one sequence, step by step ---------------------------------------------------------------------------------------------------- */
 
 static void a_prompt_is_read_and_its_rows_follow_without_the_coordinator(void **state)
@@ -455,6 +513,8 @@ static void the_same_bytes_give_the_same_plan_and_are_not_written(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_prompt_is_read_whatever_the_limits_of_rows),
+        cmocka_unit_test(streams_that_could_fill_every_tick_leave_room_for_a_prompt),
         cmocka_unit_test(a_prompt_is_read_and_its_rows_follow_without_the_coordinator),
         cmocka_unit_test(an_answer_of_one_token_needs_no_row),
         cmocka_unit_test(a_removed_sequence_has_no_more_rows_and_its_slot_serves_another),
