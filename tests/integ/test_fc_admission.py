@@ -127,7 +127,7 @@ def fc_01_every_turn_is_served_beside_clients_that_drop_at_a_tenth():
 
 
 @case("full", seconds=300)
-def fc_01_every_turn_is_served_beside_clients_that_drop():
+def fc_01_every_turn_is_served_beside_clients_that_drop_at_full_cost():
     chats_beside_droppers(2, COSTS, 2000, seconds=120)
 
 
@@ -200,7 +200,7 @@ def fc_02_the_queue_is_bounded_and_the_rest_hears_it_at_once():
                 assert r["accepted"] == len(served) + 1 and r["failed"] == 0, r  # and the canary
         s.assert_quiet()
         after = s.rss("coordinator")["coordinator"]
-        assert after - before < 16 * 1024, (before, after)
+        assert SLACK > 1 or after - before < 16 * 1024, (before, after)  # a sanitizer keeps what is freed
         # 360 clients and their service on one machine: two bursts of three keep the time, whatever else that does.
         assert sorted(slowest)[1] <= REFUSED_S * SLACK and max(slowest) <= 1 * SLACK, f"the slowest refusals took {slowest} s"
 
@@ -219,6 +219,29 @@ def fc_02_a_queue_of_none_and_a_queue_of_tokens_are_bounded_too():
             assert len(served) <= most + 4, len(served)
             assert look.highest["queued"] <= most - 4, look.highest
             s.assert_quiet()
+
+
+@case("full", seconds=180)
+def fc_02_thousands_that_come_and_leave_at_once_hurt_no_stream():
+    n = 1000
+    with Service(slots=4, flags=["--queue-requests", "3000"]) as s:
+        running = [(s.call(p := ids(4, 780 + i), 1200, key=f"r{i}"), p) for i in range(4)]
+        for c, _ in running:
+            c.wait_tokens(2)
+        peaks = []
+        for round in range(4):
+            crowd = Crowd(s.port, [(i, "/v1/completions", s.body(ids(8, 790), 200, i % 2 == 0), f"k{i % 50}") for i in range(n)])
+            crowd.start()
+            s.wait_requests(queued=n, seconds=20)
+            peaks.append(s.rss("coordinator")["coordinator"])
+            crowd.close()
+            s.wait_requests(queued=0, seconds=2)
+        assert max(peaks) < peaks[0] + 32 * 1024, peaks  # what a burst of calls leaves scattered in the heap, once
+        for c, p in running:
+            c.finish_up(60).assert_reference(p, 1200)
+        s.assert_quiet()
+        r = totals(s)
+        assert r["failed"] == 0 and r["done"] == 5 and r["cancelled"] == 4 * n, r
 
 
 # --- FC-03, deadlines ----------------------------------------------------------------------------------------------------------------
@@ -254,6 +277,36 @@ def fc_03_after_the_headers_it_ends_with_one_retryable_event():
             assert comments and all(re.fullmatch(r": queued [1-3]", x) for x in comments), comments
             assert last["error"]["type"] == "overloaded_error" and last["error"]["retryable"] is True and "choices" not in last, last
         leave_all(holder)
+        s.assert_quiet()
+
+
+@case("fast", seconds=90)
+def fc_03_who_returns_after_the_time_told_finds_a_place():
+    with Service(slots=2, script=CHEAP, flags=["--queue-requests", "6"]) as s:
+        took = []
+        for i in range(8):  # what the service knows of its own speed
+            took.append(s.call(ids(4, 800 + i), 70, key=f"k{i}"))
+        for c in took:
+            assert c.finish_up(30).status == 200
+        crowd = [s.call(ids(4, 820 + i), 70, stream=i % 2 == 0, key=f"k{i}") for i in range(20)]
+        returned = []
+        refused = []
+        for c in crowd:
+            wait_for(lambda c=c: c.ended or c.first or s.status()["requests"]["queued"] == 6, 20, "the queue is full")
+        for i, c in enumerate(crowd):
+            if c.ended and c.status == 503:
+                refused.append((c.ended + c.retry_after(), i))
+        assert len(refused) >= 10, len(refused)
+        longest = max(at for at, _ in refused) - min(c.started for c in crowd)
+        for at, i in sorted(refused):
+            time.sleep(max(0, at - time.monotonic()))
+            returned.append(s.call(ids(4, 820 + i), 70, stream=i % 2 == 0, key=f"k{i}"))
+        for c in crowd + returned:
+            c.finish_up(60)
+            assert c.status in (200, 503), c.describe()
+        accepted = sum(c.status == 200 for c in returned)
+        # Twenty of 0.6 s each for two slots: nobody need be told much more than the 4 s that those before it take.
+        assert accepted >= 0.9 * len(returned) and longest <= 12 * SLACK, (accepted, len(returned), longest)
         s.assert_quiet()
 
 
@@ -354,7 +407,7 @@ def fc_04_who_was_parked_is_not_refused_by_a_full_queue_at_a_tenth():
 
 
 @case("full", seconds=300)
-def fc_04_who_was_parked_is_not_refused_by_a_full_queue():
+def fc_04_who_was_parked_is_not_refused_by_a_full_queue_at_full_cost():
     parked_beside_a_full_queue(COSTS, 150)
 
 
@@ -384,6 +437,87 @@ def fc_04_a_parked_stream_is_shown_and_may_leave_or_expire():
             if ending == "stays":  # longer than --queue-wait-ms, which is for those who have not begun
                 young.finish_up(30).assert_reference(q, 400)
             s.assert_quiet()
+
+
+class Storm:
+    """Clients that ask for everything at once; each outcome must be one that was promised, and is counted."""
+
+    def __init__(self, s, seed, n_clients, seconds):
+        self.s, self.lock, self.problem, self.until = s, threading.Lock(), None, time.monotonic() + seconds
+        self.counts = {}
+        self.threads = [threading.Thread(target=self.guarded, args=(seed, i), daemon=True) for i in range(n_clients)]
+
+    def guarded(self, seed, number):
+        try:
+            rng = random.Random(1000 * seed + number)
+            while time.monotonic() < self.until and not self.problem:
+                outcome = self.ask(rng)
+                with self.lock:
+                    self.counts[outcome] = self.counts.get(outcome, 0) + 1
+        except BaseException as e:  # noqa: B036 (told by run)
+            self.problem = self.problem or e
+
+    def ask(self, rng):
+        prompt, n = ids(int(2 ** (rng.random() * 10)), rng.randrange(200)), rng.choice((1, 3, 20, 100, 400))
+        fields = {"priority": rng.choice(("interactive", "batch")), "cache_prompt": rng.random() < 0.8}
+        if rng.random() < 0.3:
+            fields["deadline_ms"] = rng.randrange(1, 1500)
+        stream = rng.random() < 0.6
+        c = self.s.call(prompt, n, stream=stream, key=f"k{rng.randrange(6)}", **fields)
+        if rng.random() < 0.25:
+            time.sleep(rng.random() * 0.5)
+            c.leave() if c.sock else c.join(120)
+            c.join(10 * SLACK)
+            return "left"
+        c.finish_up(120)
+        assert not c.broken, c.describe()
+        if c.status == 200 and not c.error:
+            c.assert_reference(prompt, n)
+            return "done"
+        assert c.error and c.error["retryable"] and not c.done and c.finish is None, c.describe()
+        assert c.text == reference(prompt, len(c.text)), c.describe()
+        if c.status != 200:
+            c.retry_after()
+            return c.status
+        assert "deadline" in c.error["message"] and "deadline_ms" in fields, c.describe()
+        return "deadline"
+
+    def run(self):
+        for t in self.threads:
+            t.start()
+        for t in self.threads:
+            t.join(200 * SLACK)
+        if self.problem:
+            raise self.problem
+
+
+def storm(seed, seconds, stages=2, n_clients=24):
+    flags = ["--kv-block", "16", "--kv-blocks", "100", "--queue-requests", "16", "--client-slots", "3", "--client-queue", "6",
+             "--queue-wait-ms", "1500"]
+    with Service(stages=stages, slots=6, costs=TENTH, flags=flags) as s, Look(s) as look:
+        load = Storm(s, seed, n_clients, seconds)
+        load.run()
+        s.assert_quiet()
+        r, m = totals(s), s.metrics()
+        print(f"      {load.counts}, parks {m['sluice_preemptions_total']:.0f}, highest {look.highest}", flush=True)
+        assert look.highest["queued"] <= 16, look.highest
+        got = load.counts.get
+        assert got("done", 0) > 0 and m["sluice_preemptions_total"] > 0, load.counts
+        # Each end that a client saw is one that was counted; who left may have been served or expired before.
+        assert got("done") + 1 <= r["done"] <= got("done") + 1 + got("left", 0), (load.counts, r)
+        refused = sum(v for k, v in m.items() if k.startswith("sluice_queue_rejected_total"))
+        assert got(503, 0) + got(429, 0) <= refused + r["failed"], (load.counts, refused, r)
+
+
+@case("fast", seconds=90)
+def fc_04_everything_at_once_ends_as_it_was_promised():
+    storm(1, 8)
+
+
+@case("full", seconds=300)
+def fc_04_a_longer_storm_ends_as_it_was_promised():
+    for seed, stages in ((2, 1), (3, 3), (4, 2)):
+        storm(seed, 30, stages)
 
 
 # --- FC-05 -------------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 FC-66 and FC-67 are in test_soak.py."""
 import http.client
 import json
+import resource
 import socket
 import sys
 import threading
@@ -9,7 +10,8 @@ import time
 
 from client import Call
 from crowd import Crowd
-from service import COSTS, SLACK, TENTH, Service, case, ids, run
+from runner import Skip
+from service import COSTS, SLACK, TENTH, Service, case, ids, run, wait_for
 
 # --- FC-63 -------------------------------------------------------------------------------------------------------------------------
 
@@ -24,7 +26,7 @@ def longest_silence(calls):
 
 def share_a_small_pool(requests, costs=COSTS, stages=2, slots=4, pool=POOL, answered=0, seconds=120):
     """requests: (prompt tokens, answer tokens, further fields). All get their text; somebody always gets on; nobody reads in circles.
-    answered: length of answers that ended before, by which the service guesses."""
+    answered: length of answers that ended before, by which the service guesses. Returns the number of parks."""
     with Service(stages=stages, slots=slots, costs=costs, flags=pool) as s:
         if answered:
             s.ask(ids(16, 1), answered)
@@ -57,9 +59,11 @@ def fc_63_four_that_fill_the_pool_are_all_answered():
 
 @case("fast", seconds=150)
 def fc_63_guesses_that_are_far_too_low_cost_one_park_each():
-    """Answers were short so far: all four start, and all four need more than is there."""
-    parks = share_a_small_pool([(900, 900, {})] * 4, costs=TENTH, answered=8)
-    assert parks >= 1, "the pool was never short: the case tests nothing"
+    """Answers were short so far: all start, and all need more than is there. Only those who do not fit beside the others are parked,
+    and they come back to stay."""
+    for n, n_prompt, n_out, n_fit in ((4, 900, 900, 2), (8, 300, 1000, 3)):
+        parks = share_a_small_pool([(n_prompt, n_out, {})] * n, costs=TENTH, slots=8, answered=8)
+        assert 1 <= parks <= n - n_fit, f"{parks} parks of {n}, {n_fit} fit at the same time"
 
 
 @case("full", seconds=300)
@@ -162,6 +166,37 @@ def fc_65_health_and_metrics_answer_beside_hundreds_of_connections():
         s.wait_requests(queued=0, decoding=0, reading=0, seconds=2)
         assert_prompt(s, 30)
         s.assert_quiet()
+
+
+CONNECTIONS = 4096  # of a gateway
+HEAD_S = 9          # a connection that says nothing is closed after this
+
+
+@case("full", seconds=90)
+def fc_65_more_connections_than_there_is_room_for_are_closed_and_hurt_no_stream():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < CONNECTIONS + 1000:
+        raise Skip(f"{hard} descriptors are too few to take all of a gateway's connections")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with Service(slots=4) as s:
+            before = s.rss("gateway")["gateway"]
+            streams = [(s.call(p := ids(4, 50 + i), 1800, key=f"r{i}"), p) for i in range(4)]
+            for c, _ in streams:
+                c.wait_tokens(2)
+            idle = idle_connections(s.port, CONNECTIONS + 200)
+            began = time.monotonic()
+            wait_for(lambda: s.get("/live", timeout=1)[0] == 200, HEAD_S + 3, "it answers again")
+            assert s.rss("gateway")["gateway"] - before < 64 * 1024
+            assert_prompt(s, 30)
+            for c, p in streams:
+                c.finish_up(60).assert_reference(p, 1800)
+                assert c.max_gap(before=began + HEAD_S) < 0.5 * SLACK, c.max_gap()
+            for c in idle:
+                c.close()
+            s.assert_quiet()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def load(s, over, number):
