@@ -108,7 +108,6 @@ static void handle(struct engine *e, const struct engine_message *m, int64_t now
     case ENGINE_SUBMIT:
         engine__submit(e, m->request, now);
         atomic_fetch_sub(&e->submitting, 1); /* from here on the counts know it */
-        engine__admit(e, now); /* before the next one is judged: a free slot is not a place in the queue */
         break;
     case ENGINE_CANCEL:
         atomic_fetch_sub(&e->cancelling, 1);

@@ -275,6 +275,10 @@ void engine__submit(struct engine *e, struct request *r, int64_t now)
     r->last_progress_ns = now;
     send_accepted(r, e->o.model_name, engine_profile(e));
     LOG_DEBUG("req %s: accepted, %u prompt tokens, at most %u answer tokens", r->id, r->n_prompt, r->answer_limit);
+    /* Before the next one is judged: a free slot is not a place in the queue. But whoever waits before it is looked at once a
+     * turn only: his prompt may be long to look up, and strangers could ask for that with each request. */
+    if (!e->n_parked && admission_next(e->admission) == &r->item)
+        engine__admit(e, now);
 }
 
 static void start(struct engine *e, struct request *r, int64_t now)
