@@ -66,8 +66,8 @@ static void config_mistakes_name_the_flag_and_what_is_allowed(void **state)
     const struct {
         const char *flag, *value, *named, *allowed;
     } bad[] = {
-        {"--slots", "0", "slots", "1 to 1024"},       {"--slots", "9x", "slots", "1 to 1024"},
-        {"--slots", "", "slots", "1 to 1024"},        {"--slots", "99999999999999999999", "slots", "1 to 1024"},
+        {"--slots", "0", "slots", "1 to 4096"},       {"--slots", "9x", "slots", "1 to 4096"},
+        {"--slots", "", "slots", "1 to 4096"},        {"--slots", "99999999999999999999", "slots", "1 to 4096"},
         {"--kv-block", "17", "kv-block", "16, 32, 64 or 128"}, {"--decode-share", "0.95", "decode-share", "0 to 0.9"},
         {"--decode-share", "nan", "decode-share", "0 to 0.9"}, {"--kv-type", "q4", "kv-type", "f16|q8_0"},
         {"--exact", "maybe", "exact", "on or off"},   {"--no-such-flag", "1", "no-such-flag", "--help"},
