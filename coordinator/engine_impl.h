@@ -107,6 +107,11 @@ struct engine {
     uint32_t n_reading, n_decoding, n_queued, n_parked;
     uint32_t n_starved;            /* running ones that cannot go on: no block for their next row */
     uint64_t next_order;
+    struct {                       /* the first in line, when there was no room for it */
+        uint64_t order;            /* its item's; 0: nobody */
+        uint32_t available;        /* blocks */
+        int64_t until_ns;          /* it is looked at again then, or when more blocks are available */
+    } no_room;
     int draining;
     int64_t lost_ns;               /* when the pipeline was lost and has not come back, 0: it runs or never ran */
     int64_t next_periodic_ns, published_ns;

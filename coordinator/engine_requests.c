@@ -14,6 +14,8 @@
 
 /* How often a waiting or reading request is told where it stands. */
 static const int64_t PROGRESS_NS = NS_PER_S;
+/* How often the prompt of the first in line is looked up while no more blocks are available. */
+static const int64_t LOOK_NS = 20 * NS_PER_MS;
 
 static double seconds(int64_t from, int64_t to)
 {
@@ -318,6 +320,20 @@ static void start(struct engine *e, struct request *r, int64_t now)
     set_state(e, r, REQUEST_READING);
 }
 
+/* Looking a long prompt up takes a millisecond: not in every turn while nothing came free. What waits for others to read the
+ * same, which frees nothing, is seen a little later. */
+static int look_for_room(struct engine *e, const struct request *r, int64_t now)
+{
+    uint32_t available = blocks_available(e->blocks);
+    if (e->no_room.order == r->item.order && available <= e->no_room.available && now < e->no_room.until_ns)
+        return 0;
+    int found = engine__has_room(e, r);
+    e->no_room.order = found ? 0 : r->item.order;
+    e->no_room.available = available;
+    e->no_room.until_ns = now + LOOK_NS;
+    return found;
+}
+
 /* Who was parked comes first. The first in line starts, or nobody does: a large request is not overtaken for ever by small
  * ones. */
 static int admit_one(struct engine *e, int64_t now)
@@ -335,7 +351,7 @@ static int admit_one(struct engine *e, int64_t now)
         return 1;
     }
     set_salt(e, r);
-    if (!engine__has_room(e, r))
+    if (!look_for_room(e, r, now))
         return 0;
     if (request_open_answer(r, &err) != STATUS_OK) {
         err.retry_after_s = 1;
