@@ -8,8 +8,6 @@
 #include "coordinator/engine_impl.h"
 
 #include "common/base/check.h"
-#include "common/base/rand.h"
-#include "common/base/trace.h"
 
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
@@ -31,6 +29,7 @@ struct block_chain engine__chain(const struct request *r, uint32_t n_positions)
 void engine__committed(struct engine *e, struct request *r, uint32_t n_positions)
 {
     uint32_t kv_block = (uint32_t)e->o.config->kv_block;
+    ASSERT(n_positions <= engine__input(r)); /* of surplus rows at most one is in flight: the last id's own */
     if (r->no_cache || n_positions / kv_block == r->n_published)
         return;
     struct block_chain chain = engine__chain(r, n_positions);

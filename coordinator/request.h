@@ -94,7 +94,6 @@ struct request {
     uint32_t n_read;              /* positions from the cache or with retired ticks */
     uint32_t n_answer, n_sent;    /* ids generated; ids that went out in events */
     uint32_t *answer_ids;         /* [answer_limit] arena; from its slot on */
-    uint32_t queue_position;      /* last one told */
     int64_t admitted_ns, first_token_ns, last_token_ns, last_progress_ns;
     int throttled;                /* its client reads too slowly: not scheduled */
     enum finish_reason ending;    /* all ids are here, the end has not gone out: the client reads too slowly */
