@@ -99,7 +99,8 @@ static enum status check_limits(struct admission *a, const struct admission_item
     if (a->n_first >= l->queue_requests)
         return refuse(err, STATUS_QUEUE_FULL, admission__promise_place(a, 1), "too many requests are waiting", a->n_first,
                       l->queue_requests);
-    if (tokens > l->queue_tokens)
+    /* One that is larger than the bound waits alone: it would be refused for ever while the slots are busy. */
+    if (a->n_first > 0 && tokens > l->queue_tokens)
         return refuse(err, STATUS_QUEUE_FULL, admission__promise_place(a, departures_for(a, tokens - l->queue_tokens)),
                       "too many prompt tokens are waiting", tokens, l->queue_tokens);
     return STATUS_OK;

@@ -8,7 +8,8 @@
  *            and must stay where they are until they are finished or removed. Nothing allocates after create.
  * Threading  Engine thread only; pure of clocks: the caller says what time it is. Where a call takes no time it is that of
  *            the latest call that took one.
- * Invariants 1. n_waiting and n_tokens are the sums over the waiting; first admissions among them stay within the limits.
+ * Invariants 1. n_waiting and n_tokens are the sums over the waiting; first admissions among them stay within the limits;
+ *               a single one may have more tokens than that.
  *            2. Per client: waiting and running are the counts of its items. Who has neither is idle: its counters are kept,
  *               the least recently used ones go when their place is needed.
  *            3. A client's waiting items of one class are in order of arrival, those that were admitted before first.
@@ -31,7 +32,7 @@ enum { ADMISSION_BATCH_DIVISOR = 8 }; /* batch has this part of the weight of in
 
 struct admission_limits {
     uint32_t queue_requests; /* waiting requests, 0 allowed */
-    uint64_t queue_tokens;   /* their prompt tokens */
+    uint64_t queue_tokens;   /* their prompt tokens; one that has more may wait alone */
     int64_t queue_wait_ns;   /* longest wait */
     uint32_t n_slots;        /* bounds the running ones */
     uint32_t client_slots;   /* 0: no limit */

@@ -221,6 +221,26 @@ def fc_02_a_queue_of_none_and_a_queue_of_tokens_are_bounded_too():
             s.assert_quiet()
 
 
+@case("fast", seconds=60)
+def fc_02_a_prompt_larger_than_the_queue_may_wait_alone():
+    """It can be served: to refuse it again and again because the slots are never free as it asks would be to forget it."""
+    with Service(slots=1, script=CHEAP, flags=["--queue-tokens", "640"]) as s:
+        holder = occupy(s)
+        large = s.call(p := ids(2000, 770), 8, key="large")
+        s.wait_requests(queued=1)
+        assert_refused(s.ask(ids(8, 771), 8, key="small"), 503, "overloaded_error")
+        leave_all(holder)
+        large.finish_up(10).assert_reference(p, 8)
+        # Behind others it is refused until they have started.
+        holder = occupy(s)
+        small = s.call(q := ids(8, 772), 8, key="small")
+        s.wait_requests(queued=1)
+        assert_refused(s.ask(ids(2000, 773), 8, key="large"), 503, "overloaded_error")
+        leave_all(holder)
+        small.finish_up(10).assert_reference(q, 8)
+        s.assert_quiet()
+
+
 @case("full", seconds=180)
 def fc_02_thousands_that_come_and_leave_at_once_hurt_no_stream():
     n = 1000

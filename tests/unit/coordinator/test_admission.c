@@ -83,6 +83,24 @@ static void too_many_waiting_tokens_refuse(void **state)
     admission_destroy(a);
 }
 
+static void a_prompt_larger_than_the_bound_waits_alone(void **state)
+{
+    (void)state;
+    struct admission *a = with(&few);
+    struct admission_item small = item(1, 5), huge = item(2, 5000), after = item(3, 1);
+    struct error err;
+    assert_int_equal(admission_push(a, &small, 0, 1, NULL), STATUS_OK);
+    assert_int_equal(admission_push(a, &huge, 0, 1, &err), STATUS_QUEUE_FULL);
+    assert_in_range(err.retry_after_s, 1, 60);
+    admission_start(a, &small, 5);
+    assert_int_equal(admission_push(a, &huge, 0, 1, NULL), STATUS_OK);
+    assert_int_equal(admission_push(a, &after, 0, 1, NULL), STATUS_QUEUE_FULL);
+    assert_ptr_equal(admission_next(a), &huge);
+    admission_start(a, &huge, 5000);
+    assert_int_equal(admission_push(a, &after, 0, 1, NULL), STATUS_OK);
+    admission_destroy(a);
+}
+
 static void what_can_start_at_once_needs_no_queue(void **state)
 {
     (void)state;
@@ -640,6 +658,7 @@ int main(void)
         cmocka_unit_test(clients_that_were_served_alike_come_in_order_of_arrival),
         cmocka_unit_test(a_full_queue_refuses_with_a_time_to_come_back),
         cmocka_unit_test(too_many_waiting_tokens_refuse),
+        cmocka_unit_test(a_prompt_larger_than_the_bound_waits_alone),
         cmocka_unit_test(what_can_start_at_once_needs_no_queue),
         cmocka_unit_test(a_client_over_its_limits_is_refused_or_passed_over),
         cmocka_unit_test(deadlines_pass_one_by_one),

@@ -193,7 +193,7 @@ static enum status push(struct plain *p, int i, const struct admission_item *in,
     if (!in->resumed && !(may_start && next(p) < 0 && !held(p, (int)in->client))) {
         if (l->client_queue && count(p, WAITING, (int)in->client, -1) >= l->client_queue)
             return STATUS_CLIENT_LIMIT;
-        if (first >= l->queue_requests || tokens > l->queue_tokens)
+        if (first >= l->queue_requests || (first > 0 && tokens > l->queue_tokens))
             return STATUS_QUEUE_FULL;
     }
     int64_t own = in->deadline_ns ? in->deadline_ns : INT64_MAX, latest = now + l->queue_wait_ns;
