@@ -18,10 +18,10 @@ def whole(n):
     return n // BLOCK * BLOCK
 
 
-def leave_or_finish(call, leaves, prompt, n_out):
-    """Waits for the end. One that left has said a beginning of its reference text, or nothing."""
+def leave_or_finish(call, may_leave, prompt, n_out):
+    """Waits for the end. One that has left has said a beginning of its reference text, or nothing; any other all of it."""
     call.finish_up(60)
-    if leaves:
+    if may_leave and call.broken:
         assert not call.error, call.describe()
         assert reference(prompt, n_out).startswith(call.text), call.describe()
     else:
@@ -87,7 +87,7 @@ def random_cancels(s, prompts, rng, n_requests, n_at_once, n_in=300, n_out=60):
         c = s.call(p, n_out, key="k", usage=True)
         if leaves:
             leave_at(c, n_tokens, after_s)
-        leave_or_finish(c, leaves and c.finish is None, p, n_out)
+        leave_or_finish(c, leaves, p, n_out)
         if c.usage():
             assert c.cached_tokens() <= whole(common), (c.cached_tokens(), common)
             found.append(c.cached_tokens())
@@ -101,6 +101,8 @@ def random_cancels(s, prompts, rng, n_requests, n_at_once, n_in=300, n_out=60):
 
 @case("fast", seconds=120)
 def fc_20_blocks_of_cancelled_requests_are_not_written_again_while_ticks_are_in_flight():
+    """Wrong text is what a client can see. That no block is given out before its ticks have retired, which stages in order hide,
+    is watched in tests/sim/test_engine_sim.c."""
     rng = random.Random(20)
     with Service(stages=4, slots=8, costs=TENTH, flags=["--kv-blocks", "1000"]) as s:
         prompts = fill_cache(s, 16, 60 * BLOCK + 1)
@@ -116,9 +118,9 @@ def fc_20_blocks_of_cancelled_requests_are_not_written_again_while_ticks_are_in_
 
 @case("fast", seconds=60)
 def fc_33_a_cancel_at_any_tick_offset_hurts_no_stream_and_frees_its_slot():
-    tick_s = 0.0041
-    with Service(stages=3, slots=2) as s:
-        stream = s.call(stream_ids := ids(50, 33), 900, key="stream")
+    tick_s = 0.00103
+    with Service(stages=3, slots=2, costs=(1000, 30, 60)) as s:
+        stream = s.call(stream_ids := ids(50, 33), 1800, key="stream")
         stream.wait_tokens(3)
         n = 0
         for reading in (False, True):
@@ -137,7 +139,7 @@ def fc_33_a_cancel_at_any_tick_offset_hurts_no_stream_and_frees_its_slot():
                 after.assert_reference(q, 3)
                 leave_or_finish(c, True, p, 200)
         assert stream.ended is None, "the stream ended before all had left"
-        stream.finish_up(30).assert_reference(stream_ids, 900)
+        stream.finish_up(30).assert_reference(stream_ids, 1800)
         s.assert_quiet()
 
 
@@ -268,7 +270,7 @@ def share_prefix(s, prefix, first_seed, n_leave, rng):
     for t in leaving:
         t.start()
     for i, (c, p) in enumerate(zip(calls, prompts)):
-        leave_or_finish(c, i in leavers and c.finish is None, p, 16)
+        leave_or_finish(c, i in leavers, p, 16)
     for t in leaving:
         t.join(10)
     cached = [c.cached_tokens() for c in calls if c.finish and c.usage()]
