@@ -628,7 +628,7 @@ def fc_06_interactive_comes_first_and_batch_is_not_starved():
         # All are of one size, and a batch request weighs as much as eight: after 7 or 8 interactive ones it is its turn.
         assert 4 <= at[0] <= 9 and at[1] - at[0] <= 10 and at[2] - at[1] <= 10, order
         # When nobody is interactive batch has everything, and one that comes then waits for the running one only.
-        batch = {i: s.call(ids(32, 210 + i), 30, key="b", priority="batch") for i in range(4)}
+        batch = {i: s.call(ids(32, 210 + i), 100, key="b", priority="batch") for i in range(4)}
         s.wait_requests(queued=3)
         batch["i"] = s.call(ids(32, 220), 8, key="i", priority="interactive")
         for c in batch.values():
@@ -651,9 +651,9 @@ def starts_between(flooding, asked, first):
 @case("fast", seconds=90)
 def fc_06_a_client_that_floods_delays_others_by_one_request_at_most():
     for slots in (1, 2):
-        with Service(slots=slots, script=CHEAP) as s:
+        with Service(slots=slots, script=CHEAP, flags=["--queue-requests", "100"]) as s:
             holder = occupy(s, slots)
-            flooding = flood(s, 30, 32, 12)
+            flooding = flood(s, 30 * slots, 32, 12)
             leave_all(holder)
             wait_for(lambda: sum(c.first is not None for c in flooding) >= 4, 20, "the flood is served")
             # Again and again a single one of the same size: one of the flood's that has a turn before it, those that run beside it.
@@ -691,7 +691,7 @@ def fc_06_shares_are_counted_in_tokens_not_in_requests():
 def fc_06_limits_of_one_client_are_its_own():
     flags = ["--client-slots", "1", "--client-queue", "2", "--queue-requests", "6"]
     with Service(slots=4, script=CHEAP, flags=flags) as s:
-        greedy = [s.call(ids(4, 500 + i), 150, key="greedy", stream=i % 2 == 0) for i in range(9)]
+        greedy = [s.call(ids(4, 500 + i), 1500, key="greedy", stream=i % 2 == 0) for i in range(9)]
         s.wait_requests(queued=2)
         got = s.status()
         assert sum(x["state"] != "free" for x in got["slots"]) == 1, got["slots"]  # though three are free
@@ -699,18 +699,18 @@ def fc_06_limits_of_one_client_are_its_own():
         for i, c in enumerate(others):
             c.finish_up(10).assert_reference(ids(4, 520 + i), 8)
         # Its own limit is told as such when the queue is full for everybody, too.
-        more = [s.call(ids(4, 540 + i), 150, key=f"more-{i % 4}") for i in range(8)]
+        more = [s.call(ids(4, 540 + i), 1500, key=f"more-{i % 4}") for i in range(8)]
         s.wait_requests(queued=6)
         assert_refused(s.ask(ids(4, 560), 4, key="greedy"), 429, "rate_limit_error")
         assert_refused(s.ask(ids(4, 561), 4, key="nobody"), 503, "overloaded_error")
         leave_all(more)
-        served = [c for c in greedy if c.finish_up(60).status == 200]
-        refused = [c for c in greedy if c.status != 200]
-        assert len(served) == 3 and len(refused) == 6, [c.status for c in greedy]
+        refused = [c for c in greedy if c.ended]
+        assert len(refused) == 6, [c.status for c in greedy]
         for c in refused:
             assert_refused(c, 429, "rate_limit_error")
             assert c.ended - c.started < 0.5 * SLACK, c.ended - c.started
-        # And it is served again, after the time that it was told.
+        leave_all([c for c in greedy if not c.ended])
+        s.wait_requests(queued=0, decoding=0)
         s.ask(p := ids(4, 570), 8, key="greedy").assert_reference(p, 8)
         s.assert_quiet()
         assert s.metrics()['sluice_queue_rejected_total{reason="client_limit"}'] == 7
@@ -785,14 +785,14 @@ def fc_07_a_request_that_fails_as_it_is_admitted_holds_up_nobody():
             assert_refused(c, 503, "overloaded_error")
             assert c.ended - c.started < 1 * SLACK and "no memory for an answer of 3000000 tokens" in c.error["message"], c.error
         # All are busy, several fail in front of one that does not.
-        running = s.call(p := ids(4, 641), 60, key="a")
+        running = s.call(p := ids(4, 641), 250, key="a")
         running.wait_tokens(2)
         wrong = []
         for i in range(6):
             wrong.append(s.call(ids(4, 650 + i), stream=i % 2 == 0, key=f"w{i}", **NO_MEMORY))
             s.wait_requests(queued=i + 1)
         queued = s.call(q := ids(4, 642), 8, key="b")
-        running.finish_up(20).assert_reference(p, 60)
+        running.finish_up(20).assert_reference(p, 250)
         queued.finish_up(5).assert_reference(q, 8)
         assert queued.first - running.ended < 0.5 * SLACK, queued.first - running.ended
         for c in wrong:
