@@ -192,6 +192,28 @@ def fc_21_crowds_that_leave_leak_nothing():
         s.assert_quiet()
 
 
+@case("fast", seconds=60)
+def fc_21_leaving_while_others_are_parked_leaks_nothing_and_changes_no_text():
+    """A pool for six of eight: some are parked and read again, from blocks that are given away meanwhile; half of all leave."""
+    rng = random.Random(2121)
+    with Service(stages=3, slots=8, costs=TENTH, flags=["--kv-blocks", "150"]) as s:
+        prefix = ids(64, 2121)
+
+        def one(i):
+            leaves = i % 2 == 1
+            p = prefix[:rng.choice((0, 32, 64))] + ids(60, 21300 + i)
+            c = s.call(p, 300, key=f"k{i % 2}")
+            if leaves:
+                leave_at(c, rng.randrange(1, 300), rng.random())
+            leave_or_finish(c, leaves, p, 300)
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(one, range(80)))
+        r, parks = s.status()["requests"], s.metrics()["sluice_preemptions_total"]
+        assert r["cancelled"] >= 10 and r["failed"] == 0 and parks >= 1, (r, parks)
+        s.assert_quiet()
+
+
 # --- FC-22 ------------------------------------------------------------------------------------------------------------------------
 
 def growing_chats(stages):
