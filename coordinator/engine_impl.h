@@ -155,6 +155,7 @@ uint32_t engine__take_room(struct engine *e, struct request *r);
 uint32_t engine__limit(const struct engine *e, const struct request *r); /* positions of its reservation */
 /* Its next row will be at position next: reserves one block more, or marks it starved. */
 void engine__need_room(struct engine *e, struct request *r, uint32_t next);
+void engine__not_starved(struct engine *e, struct request *r); /* it got room, or needs none any more */
 void engine__committed(struct engine *e, struct request *r, uint32_t n_positions); /* so many are retired: full blocks become cache */
 void engine__relieve(struct engine *e, int64_t now);        /* starved ones get room, by parking others */
 struct request *engine__next_parked(const struct engine *e); /* NULL: none */

@@ -12,7 +12,8 @@
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
 
-enum { RESERVE_UNKNOWN = 128 }; /* answer tokens that are reserved before any answer has ended */
+/* Answer tokens that are reserved before any answer has ended, and at least. */
+enum { RESERVE_UNKNOWN = 128, RESERVE_LEAST = 32 };
 
 /* --- the chain --------------------------------------------------------------------------------------------------------------- */
 
@@ -66,7 +67,8 @@ static uint64_t demand(const struct engine *e)
 static uint32_t reservation(const struct engine *e, const struct request *r)
 {
     uint32_t all = engine__positions_needed(r), mean = admission_mean_answer(e->admission);
-    uint32_t growth = mean ? mean + mean / 4 : RESERVE_UNKNOWN, most = engine__input(r) + growth;
+    uint32_t growth = mean == 0 ? RESERVE_UNKNOWN : mean < RESERVE_LEAST ? RESERVE_LEAST : mean + mean / 4;
+    uint32_t most = engine__input(r) + growth;
     return blocks_needed(e->blocks, r->n_parks || e->n_parked || most > all ? all : most);
 }
 
@@ -91,15 +93,18 @@ uint32_t engine__take_room(struct engine *e, struct request *r)
     return n_cached * (uint32_t)e->o.config->kv_block;
 }
 
+void engine__not_starved(struct engine *e, struct request *r)
+{
+    e->n_starved -= r->starved != 0;
+    r->starved = 0;
+}
+
 static enum status extend(struct engine *e, struct request *r)
 {
     TRY(blocks_reserve(e->blocks, r->ref, r->n_reserved + 1));
     r->n_reserved++;
     sched_set_limit(e->sched, r->ref, engine__limit(e, r));
-    if (r->starved) {
-        r->starved = 0;
-        e->n_starved--;
-    }
+    engine__not_starved(e, r);
     return STATUS_OK;
 }
 
@@ -121,28 +126,36 @@ void engine__need_room(struct engine *e, struct request *r, uint32_t next)
 
 /* --- preemption -------------------------------------------------------------------------------------------------------------- */
 
+/* Of those that get on: whose client does not read uses no room that it is given. */
 static struct request *oldest(const struct engine *e, int starved_only)
 {
     struct request *best = NULL;
     LIST_EACH(it, &e->running) {
         struct request *r = LIST_ENTRY(it, struct request, link);
-        if ((!starved_only || r->starved) && (!best || r->order < best->order))
+        if (!r->throttled && (!starved_only || r->starved) && (!best || r->order < best->order))
             best = r;
     }
     return best;
 }
 
-/* The youngest of the lowest class, but never the oldest of all: so somebody always gets on. */
+static int gives_way_before(const struct request *r, const struct request *other)
+{
+    if (r->throttled != other->throttled)
+        return r->throttled;
+    if (r->batch_priority != other->batch_priority)
+        return r->batch_priority > other->batch_priority;
+    return r->order > other->order;
+}
+
+/* Whose client does not read, else the youngest of the lowest class; but never the oldest that gets on: so somebody always
+ * does. */
 static struct request *victim(const struct engine *e)
 {
     const struct request *spared = oldest(e, 0);
     struct request *worst = NULL;
     LIST_EACH(it, &e->running) {
         struct request *r = LIST_ENTRY(it, struct request, link);
-        if (r == spared || r->ending)
-            continue;
-        if (!worst || r->batch_priority > worst->batch_priority ||
-            (r->batch_priority == worst->batch_priority && r->order > worst->order))
+        if (r != spared && !r->ending && (!worst || gives_way_before(r, worst)))
             worst = r;
     }
     return worst;
@@ -152,6 +165,8 @@ void engine__relieve(struct engine *e, int64_t now)
 {
     while (e->n_starved > 0) {
         struct request *r = oldest(e, 1);
+        if (!r)
+            return; /* those that are starved wait for their clients first */
         if (extend(e, r) == STATUS_OK)
             continue;
         if (blocks_counts(e->blocks).draining > 0)
@@ -165,12 +180,14 @@ void engine__relieve(struct engine *e, int64_t now)
     }
 }
 
-/* Who comes back first: interactive before batch, then the oldest. */
+/* Who comes back first: interactive before batch, then the oldest. Not whose client does not read. */
 struct request *engine__next_parked(const struct engine *e)
 {
     struct request *best = NULL;
     LIST_EACH(it, &e->parked) {
         struct request *r = LIST_ENTRY(it, struct request, link);
+        if (r->throttled)
+            continue;
         if (!best || r->batch_priority < best->batch_priority ||
             (r->batch_priority == best->batch_priority && r->order < best->order))
             best = r;

@@ -75,9 +75,7 @@ static void note_idle(struct engine *e)
 /* Its blocks drain behind the ticks in flight and stay as cache. Results that are still to come are nobody's. */
 static void leave_slot(struct engine *e, struct request *r)
 {
-    if (r->starved)
-        e->n_starved--;
-    r->starved = 0;
+    engine__not_starved(e, r);
     sched_remove(e->sched, r->ref);
     blocks_close(e->blocks, r->ref, sched_last_tick(e->sched));
     if (r->opened) {
@@ -130,7 +128,7 @@ void engine__end(struct engine *e, struct request *r, enum request_state state, 
     } else {
         return;
     }
-    if (r->first_token_ns)
+    if (state == REQUEST_DONE) /* the length of one whose client left says nothing */
         admission_answered(e->admission, r->n_answer);
     list_remove(&r->link);
     set_state(e, r, state);
@@ -347,6 +345,8 @@ static int admit_one(struct engine *e, int64_t now)
     struct error err;
     r = of_item(item);
     if (can_ever_run(e, r, &err) != STATUS_OK) { /* it was taken before the pool's size was known */
+        if (r->state == REQUEST_PARKED)
+            error_set(&err, STATUS_PIPELINE_LOST, "the KV pool came back too small for what this request has begun");
         engine__end(e, r, REQUEST_FAILED, &err);
         return 1;
     }
@@ -491,6 +491,7 @@ static void finish(struct engine *e, struct request *r, enum finish_reason reaso
         return;
     }
     r->ending = reason;
+    engine__not_starved(e, r);
     throttle(e, r);
 }
 

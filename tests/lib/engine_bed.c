@@ -385,6 +385,8 @@ static enum status sink_send(void *ctx, const struct generate_event *e)
     if (e->kind == GENERATE_ACCEPTED) {
         CHECK(r->n_accepted == 0 && e->n_ids == r->n_prompt && memcmp(e->ids, r->prompt, r->n_prompt * sizeof *e->ids) == 0);
         r->n_accepted++;
+    } else if (atomic_load(&r->mute) && e->kind != GENERATE_PROGRESS) {
+        st = STATUS_FULL;
     } else if (r->refuse_every && r->n_events % r->refuse_every == 0 && e->kind == GENERATE_TEXT) {
         st = STATUS_FULL;
     } else if (r->n_events == r->no_memory_at) {

@@ -11,6 +11,8 @@
 #ifndef SLUICE_TESTS_LIB_ENGINE_BED_H
 #define SLUICE_TESTS_LIB_ENGINE_BED_H
 
+#include <stdatomic.h>
+
 #include "coordinator/engine.h"
 #include "coordinator/request.h"
 #include "stage/worker.h"
@@ -55,6 +57,7 @@ struct bed_request {
     int64_t deadline_ms;
     const char *client;    /* NULL: all of one */
     int no_cache, batch;
+    atomic_int mute;       /* its client reads nothing while set */
     /* what came; read it after bed_wait, or under engine_bed_lock */
     struct engine_bed *bed;
     struct request *request;

@@ -225,6 +225,27 @@ static void parked_ones_are_counted_and_can_leave(void **state)
     bed_close(t);
 }
 
+static void who_does_not_read_gives_way_to_those_who_do(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 200\n", FLAGS("--slots", "3", "--kv-blocks", "34"));
+    for (int i = 0; i < 3; i++)
+        start(t, 40, 200);
+    wait_ids(t->r[0], 5);
+    atomic_store(&t->r[0]->mute, 1); /* the oldest */
+    for (int i = 1; i < 3; i++) {
+        bed_wait(t->r[i], WAIT_MS);
+        assert_int_equal(t->r[i]->request->n_parks, 0);
+    }
+    assert_int_equal(t->r[0]->request->n_parks, 1);
+    struct bed_request *next = start(t, 20, 8); /* whoever waits for his client holds nobody up */
+    bed_wait(next, WAIT_MS);
+    atomic_store(&t->r[0]->mute, 0);
+    wait_all(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
 static void a_slow_reader_that_is_parked_goes_on_when_it_reads(void **state)
 {
     (void)state;
@@ -252,6 +273,7 @@ int main(void)
         cmocka_unit_test(out_of_blocks_parks_the_young_and_changes_no_token),
         cmocka_unit_test(the_batch_class_is_parked_first),
         cmocka_unit_test(parked_ones_are_counted_and_can_leave),
+        cmocka_unit_test(who_does_not_read_gives_way_to_those_who_do),
         cmocka_unit_test(a_slow_reader_that_is_parked_goes_on_when_it_reads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
