@@ -1,7 +1,7 @@
 /* coordinator/engine_impl.h - the engine's inside, for the engine_*.c files only.
  *
- * Purpose    engine.c runs the thread and the inbox, engine_requests.c moves requests through their states, engine_memory.c
- *            gives them KV room, engine_ticks.c makes plans and takes results, engine_status.c publishes what others may see.
+ * Purpose    engine.c runs the thread and the inbox, engine_requests.c moves requests through their states, engine_tokens.c
+ *            gives their clients what was sampled, engine_memory.c gives them KV room, engine_ticks.c makes plans and takes results, engine_status.c publishes what others may see.
  * Threading  Everything but the fields marked otherwise belongs to the engine's thread.
  */
 #ifndef SLUICE_COORDINATOR_ENGINE_IMPL_H
@@ -70,6 +70,11 @@ struct engine_snapshot {
     struct service_status status; /* last: its rows beyond n_slots are not copied */
 };
 
+static inline double engine__seconds(int64_t from_ns, int64_t to_ns)
+{
+    return (double)(to_ns - from_ns) / 1e9;
+}
+
 struct engine {
     struct engine_options o;
     uint32_t n_stages, n_slots, context, max_rows, window;
@@ -135,16 +140,20 @@ void engine__cancel(struct engine *e, struct request *r);
 void engine__admit(struct engine *e, int64_t now);       /* queued ones into free slots */
 void engine__expire(struct engine *e, int64_t now);      /* waits and deadlines that are over */
 void engine__progress(struct engine *e, int64_t now);    /* queue positions and read counts to those who wait */
-/* Streams whose client did not keep up: tried again, given up after --write-stall-ms without progress. */
-void engine__retry_stalled(struct engine *e, int64_t now);
-/* A sampled id of a running request. */
-void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now);
+/* Every change of state: the counts of the states follow. */
+void engine__set_state(struct engine *e, struct request *r, enum request_state to);
 /* Ends a request whatever its state: err NULL is success (the DONE event is out already). */
 void engine__end(struct engine *e, struct request *r, enum request_state state, const struct error *err);
 void engine__fail_running(struct engine *e, const struct error *why);
 void engine__park(struct engine *e, struct request *r, int64_t now); /* loses slot and blocks, keeps its place before all others */
 void engine__fail_queued(struct engine *e, const struct error *why);
 void engine__cancel_flagged(struct engine *e);
+
+/* engine_tokens.c */
+/* Streams whose client did not keep up: tried again, given up after --write-stall-ms without progress. */
+void engine__retry_stalled(struct engine *e, int64_t now);
+/* A sampled id of a running request. */
+void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now);
 
 /* engine_memory.c */
 struct block_chain engine__chain(const struct request *r, uint32_t n_positions);

@@ -17,11 +17,6 @@ static const int64_t PROGRESS_NS = NS_PER_S;
 /* How often the prompt of the first in line is looked up while no more blocks are available. */
 static const int64_t LOOK_NS = 20 * NS_PER_MS;
 
-static double seconds(int64_t from, int64_t to)
-{
-    return (double)(to - from) / 1e9;
-}
-
 static struct request *of_item(struct admission_item *i)
 {
     return LIST_ENTRY(i, struct request, item);
@@ -50,7 +45,7 @@ uint32_t engine__id_at(const struct request *r, uint32_t position)
     return position < r->n_prompt ? r->prompt_ids[position] : r->answer_ids[position - r->n_prompt];
 }
 
-static void set_state(struct engine *e, struct request *r, enum request_state to)
+void engine__set_state(struct engine *e, struct request *r, enum request_state to)
 {
     uint32_t *const counts[REQUEST_N_STATES] = {
         [REQUEST_QUEUED] = &e->n_queued, [REQUEST_READING] = &e->n_reading, [REQUEST_DECODING] = &e->n_decoding,
@@ -95,7 +90,7 @@ void engine__park(struct engine *e, struct request *r, int64_t now)
     e->metrics.preemptions++;
     list_remove(&r->link);
     list_push_back(&e->parked, &r->link);
-    set_state(e, r, REQUEST_PARKED);
+    engine__set_state(e, r, REQUEST_PARKED);
 }
 
 static void count_end(struct engine *e, const struct request *r, enum request_state state, const struct error *err)
@@ -109,7 +104,7 @@ static void count_end(struct engine *e, const struct request *r, enum request_st
         m->failed++;
     if (err && err->status == STATUS_QUEUE_WAIT)
         m->rejected[REJECT_QUEUE_WAIT]++;
-    histogram_add(&m->e2e, seconds(r->arrived_ns, e->now_ns), 1);
+    histogram_add(&m->e2e, engine__seconds(r->arrived_ns, e->now_ns), 1);
 }
 
 /* Clients that leave, and waits that end in a full queue, are counted: a line for each is one that any client can write. */
@@ -131,7 +126,7 @@ void engine__end(struct engine *e, struct request *r, enum request_state state, 
     if (state == REQUEST_DONE) /* the length of one whose client left says nothing */
         admission_answered(e->admission, r->n_answer);
     list_remove(&r->link);
-    set_state(e, r, state);
+    engine__set_state(e, r, state);
     count_end(e, r, state, err);
     if (err)
         LOG_AT(level_of(err), "req %s: %s after %u prompt and %u answer tokens: %s", r->id, request_state_name(state), r->n_read,
@@ -217,7 +212,7 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
         return STATUS_DRAINING;
     }
     if (e->lost_ns && now - e->lost_ns > e->o.config->recovery_timeout_ms * NS_PER_MS) {
-        error_set(err, STATUS_PIPELINE, "a stage has been lost for %.0f s", seconds(e->lost_ns, now));
+        error_set(err, STATUS_PIPELINE, "a stage has been lost for %.0f s", engine__seconds(e->lost_ns, now));
         err->retry_after_s = 10;
         return STATUS_PIPELINE;
     }
@@ -270,7 +265,7 @@ void engine__submit(struct engine *e, struct request *r, int64_t now)
     output_init(&r->output, e->o.tokenizer, r->stops, r->n_stops);
     e->metrics.accepted++;
     list_push_back(&e->queued, &r->link);
-    set_state(e, r, REQUEST_QUEUED);
+    engine__set_state(e, r, REQUEST_QUEUED);
     note_idle(e);
     r->last_progress_ns = now;
     send_accepted(r, e->o.model_name, engine_profile(e));
@@ -309,13 +304,13 @@ static void start(struct engine *e, struct request *r, int64_t now)
     if (r->state == REQUEST_QUEUED) {
         r->admitted_ns = now;
         r->n_cached = n_cached;
-        histogram_add(&e->metrics.queue, seconds(r->arrived_ns, now), 1);
+        histogram_add(&e->metrics.queue, engine__seconds(r->arrived_ns, now), 1);
         admission_start(e->admission, &r->item, n_input - n_cached);
     } else {
         LOG_INFO("req %s: goes on, %u of %u positions are cached", r->id, n_cached, n_input);
         admission_start(e->admission, &r->item, 0);
     }
-    set_state(e, r, REQUEST_READING);
+    engine__set_state(e, r, REQUEST_READING);
 }
 
 /* Looking a long prompt up takes a millisecond: not in every turn while nothing came free. What waits for others to read the
@@ -376,7 +371,7 @@ void engine__expire(struct engine *e, int64_t now)
     struct admission_item *item;
     struct error err;
     while ((item = admission_expired(e->admission, now))) {
-        error_set(&err, STATUS_QUEUE_WAIT, "no slot became free in %.1f s", seconds(item->arrived_ns, now));
+        error_set(&err, STATUS_QUEUE_WAIT, "no slot became free in %.1f s", engine__seconds(item->arrived_ns, now));
         err.retry_after_s = admission_retry_after_s(e->admission);
         engine__end(e, of_item(item), REQUEST_FAILED, &err);
     }
@@ -390,7 +385,7 @@ void engine__expire(struct engine *e, int64_t now)
             engine__end(e, r, REQUEST_FAILED, &err);
         }
     if (e->lost_ns && e->n_queued + e->n_parked && now - e->lost_ns > e->o.config->recovery_timeout_ms * NS_PER_MS) {
-        error_set(&err, STATUS_PIPELINE, "a stage was lost and did not come back in %.0f s", seconds(e->lost_ns, now));
+        error_set(&err, STATUS_PIPELINE, "a stage was lost and did not come back in %.0f s", engine__seconds(e->lost_ns, now));
         err.retry_after_s = 10;
         engine__fail_queued(e, &err);
     }
@@ -424,154 +419,4 @@ void engine__progress(struct engine *e, int64_t now)
         const struct generate_event ev = {.kind = GENERATE_PROGRESS, .read_tokens = r->n_read, .prompt_tokens = engine__input(r)};
         r->sink.send(r->sink.ctx, &ev);
     }
-}
-
-/* --- tokens -------------------------------------------------------------------------------------------------------------------- */
-
-/* Sends the text and ids that have not gone out. STATUS_FULL: the client reads too slowly, all is kept. OUT_OF_MEMORY: the
- * stream has a gap that cannot be closed, so it must end. */
-static enum status flush(struct request *r)
-{
-    if (r->n_sent == r->n_answer && r->emit.len == 0)
-        return STATUS_OK;
-    const struct generate_event ev = {
-        .kind = GENERATE_TEXT,
-        .text = {r->emit.data ? r->emit.data : "", r->emit.len},
-        .ids = r->answer_ids + r->n_sent,
-        .n_ids = r->n_answer - r->n_sent,
-    };
-    enum status s = r->sink.send(r->sink.ctx, &ev);
-    if (s != STATUS_FULL && s != STATUS_OUT_OF_MEMORY) {
-        r->n_sent = r->n_answer;
-        buf_clear(&r->emit);
-    }
-    return s;
-}
-
-/* Nothing more is planned for it until its client has read; engine__retry_stalled tries again, or gives up. */
-static void throttle(struct engine *e, struct request *r)
-{
-    if (r->throttled)
-        return;
-    r->throttled = 1;
-    sched_pause(e->sched, r->ref, 1);
-}
-
-static void no_memory(struct engine *e, struct request *r)
-{
-    struct error err;
-    error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the answer after %u tokens", r->n_sent);
-    engine__end(e, r, REQUEST_FAILED, &err);
-}
-
-static void finish(struct engine *e, struct request *r, enum finish_reason reason)
-{
-    const struct bytes none = {"", 0};
-    struct generate_event ev = {
-        .kind = GENERATE_DONE,
-        .finish = reason,
-        .stop_text = r->output.stopped ? r->stops[r->output.stopped - 1] : none,
-        .usage = {.prompt_tokens = r->n_prompt,
-                  .cached_tokens = r->n_cached,
-                  .completion_tokens = r->n_answer,
-                  .queue_ms = seconds(r->arrived_ns, r->admitted_ns) * 1e3,
-                  .prompt_ms = seconds(r->admitted_ns, r->first_token_ns) * 1e3,
-                  .decode_ms = seconds(r->first_token_ns, r->last_token_ns) * 1e3},
-    };
-    enum status s = flush(r);
-    if (s == STATUS_OK)
-        s = r->sink.send(r->sink.ctx, &ev);
-    if (s == STATUS_OUT_OF_MEMORY) {
-        no_memory(e, r);
-        return;
-    }
-    if (s != STATUS_FULL) {
-        metrics_count_done(&e->metrics, &ev.usage, reason);
-        engine__end(e, r, REQUEST_DONE, NULL);
-        return;
-    }
-    r->ending = reason;
-    engine__not_starved(e, r);
-    throttle(e, r);
-}
-
-static void count_token(struct engine *e, struct request *r, int64_t now)
-{
-    e->metrics.generated_tokens++;
-    if (r->n_answer == 1) {
-        r->first_token_ns = now;
-        histogram_add(&e->metrics.ttft, seconds(r->arrived_ns, now), 1);
-    } else {
-        histogram_add(&e->metrics.itl, seconds(r->last_token_ns, now), 1);
-    }
-    r->last_token_ns = now;
-    admission_charge(e->admission, &r->item, 1);
-    if (r->state == REQUEST_READING) {
-        set_state(e, r, REQUEST_DECODING);
-        CHECK(slots_begin_decoding(e->slots, r->ref) == STATUS_OK);
-    }
-}
-
-void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now)
-{
-    if (r->ending)
-        return; /* a surplus row */
-    ASSERT(r->n_answer < r->answer_limit);
-    r->answer_ids[r->n_answer++] = id;
-    count_token(e, r, now);
-    int end = !r->ignore_eos && tokenizer_is_end(e->o.tokenizer, id), stopped = 0;
-    enum status s = end ? output_finish(&r->output, &r->emit, &stopped) : output_push(&r->output, id, &r->emit, &stopped);
-    int full = !end && !stopped && r->n_answer == r->answer_limit;
-    if (s == STATUS_OK && full)
-        s = output_finish(&r->output, &r->emit, &stopped);
-    if (s != STATUS_OK) {
-        struct error err;
-        error_set(&err, STATUS_WRITE_STALLED, "the client reads too slowly");
-        e->metrics.write_stalled++;
-        engine__end(e, r, REQUEST_FAILED, &err);
-        return;
-    }
-    if (end || stopped || full) {
-        finish(e, r, end || stopped ? FINISH_STOP : FINISH_LENGTH);
-        return;
-    }
-    s = flush(r);
-    if (s == STATUS_FULL)
-        throttle(e, r);
-    else if (s == STATUS_OUT_OF_MEMORY)
-        no_memory(e, r);
-}
-
-static void retry(struct engine *e, struct request *r)
-{
-    enum status s = flush(r);
-    if (s == STATUS_OUT_OF_MEMORY) {
-        no_memory(e, r);
-    } else if (s == STATUS_OK) {
-        r->throttled = 0;
-        if (r->state != REQUEST_PARKED)
-            sched_pause(e->sched, r->ref, 0);
-    }
-}
-
-void engine__retry_stalled(struct engine *e, int64_t now)
-{
-    int64_t limit = e->o.config->write_stall_ms * NS_PER_MS;
-    struct list *const begun[] = {&e->running, &e->parked};
-    for (size_t i = 0; i < ARRAY_LEN(begun); i++)
-        LIST_EACH(it, begun[i]) {
-            struct request *r = LIST_ENTRY(it, struct request, link);
-            int64_t since = r->sink.stalled_since_ns(r->sink.ctx);
-            if (since && now - since > limit) {
-                struct error err;
-                error_set(&err, STATUS_WRITE_STALLED, "the client read nothing for %.1f s", seconds(since, now));
-                e->metrics.write_stalled++;
-                engine__end(e, r, REQUEST_FAILED, &err);
-                continue;
-            }
-            if (r->ending)
-                finish(e, r, r->ending);
-            else if (r->throttled)
-                retry(e, r);
-        }
 }

@@ -1,0 +1,156 @@
+/* Sampled ids on their way to the client: text, the end of an answer, and clients that read too slowly. */
+#include "coordinator/engine_impl.h"
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+
+#define LOG_MODULE "engine"
+#include "common/base/log.h"
+
+/* Sends the text and ids that have not gone out. STATUS_FULL: the client reads too slowly, all is kept. OUT_OF_MEMORY: the
+ * stream has a gap that cannot be closed, so it must end. */
+static enum status flush(struct request *r)
+{
+    if (r->n_sent == r->n_answer && r->emit.len == 0)
+        return STATUS_OK;
+    const struct generate_event ev = {
+        .kind = GENERATE_TEXT,
+        .text = {r->emit.data ? r->emit.data : "", r->emit.len},
+        .ids = r->answer_ids + r->n_sent,
+        .n_ids = r->n_answer - r->n_sent,
+    };
+    enum status s = r->sink.send(r->sink.ctx, &ev);
+    if (s != STATUS_FULL && s != STATUS_OUT_OF_MEMORY) {
+        r->n_sent = r->n_answer;
+        buf_clear(&r->emit);
+    }
+    return s;
+}
+
+/* Nothing more is planned for it until its client has read; engine__retry_stalled tries again, or gives up. */
+static void throttle(struct engine *e, struct request *r)
+{
+    if (r->throttled)
+        return;
+    r->throttled = 1;
+    sched_pause(e->sched, r->ref, 1);
+}
+
+static void no_memory(struct engine *e, struct request *r)
+{
+    struct error err;
+    error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the answer after %u tokens", r->n_sent);
+    engine__end(e, r, REQUEST_FAILED, &err);
+}
+
+static void finish(struct engine *e, struct request *r, enum finish_reason reason)
+{
+    const struct bytes none = {"", 0};
+    struct generate_event ev = {
+        .kind = GENERATE_DONE,
+        .finish = reason,
+        .stop_text = r->output.stopped ? r->stops[r->output.stopped - 1] : none,
+        .usage = {.prompt_tokens = r->n_prompt,
+                  .cached_tokens = r->n_cached,
+                  .completion_tokens = r->n_answer,
+                  .queue_ms = engine__seconds(r->arrived_ns, r->admitted_ns) * 1e3,
+                  .prompt_ms = engine__seconds(r->admitted_ns, r->first_token_ns) * 1e3,
+                  .decode_ms = engine__seconds(r->first_token_ns, r->last_token_ns) * 1e3},
+    };
+    enum status s = flush(r);
+    if (s == STATUS_OK)
+        s = r->sink.send(r->sink.ctx, &ev);
+    if (s == STATUS_OUT_OF_MEMORY) {
+        no_memory(e, r);
+        return;
+    }
+    if (s != STATUS_FULL) {
+        metrics_count_done(&e->metrics, &ev.usage, reason);
+        engine__end(e, r, REQUEST_DONE, NULL);
+        return;
+    }
+    r->ending = reason;
+    engine__not_starved(e, r);
+    throttle(e, r);
+}
+
+static void count_token(struct engine *e, struct request *r, int64_t now)
+{
+    e->metrics.generated_tokens++;
+    if (r->n_answer == 1) {
+        r->first_token_ns = now;
+        histogram_add(&e->metrics.ttft, engine__seconds(r->arrived_ns, now), 1);
+    } else {
+        histogram_add(&e->metrics.itl, engine__seconds(r->last_token_ns, now), 1);
+    }
+    r->last_token_ns = now;
+    admission_charge(e->admission, &r->item, 1);
+    if (r->state == REQUEST_READING) {
+        engine__set_state(e, r, REQUEST_DECODING);
+        CHECK(slots_begin_decoding(e->slots, r->ref) == STATUS_OK);
+    }
+}
+
+void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now)
+{
+    if (r->ending)
+        return; /* a surplus row */
+    ASSERT(r->n_answer < r->answer_limit);
+    r->answer_ids[r->n_answer++] = id;
+    count_token(e, r, now);
+    int end = !r->ignore_eos && tokenizer_is_end(e->o.tokenizer, id), stopped = 0;
+    enum status s = end ? output_finish(&r->output, &r->emit, &stopped) : output_push(&r->output, id, &r->emit, &stopped);
+    int full = !end && !stopped && r->n_answer == r->answer_limit;
+    if (s == STATUS_OK && full)
+        s = output_finish(&r->output, &r->emit, &stopped);
+    if (s != STATUS_OK) {
+        struct error err;
+        error_set(&err, STATUS_WRITE_STALLED, "the client reads too slowly");
+        e->metrics.write_stalled++;
+        engine__end(e, r, REQUEST_FAILED, &err);
+        return;
+    }
+    if (end || stopped || full) {
+        finish(e, r, end || stopped ? FINISH_STOP : FINISH_LENGTH);
+        return;
+    }
+    s = flush(r);
+    if (s == STATUS_FULL)
+        throttle(e, r);
+    else if (s == STATUS_OUT_OF_MEMORY)
+        no_memory(e, r);
+}
+
+static void retry(struct engine *e, struct request *r)
+{
+    enum status s = flush(r);
+    if (s == STATUS_OUT_OF_MEMORY) {
+        no_memory(e, r);
+    } else if (s == STATUS_OK) {
+        r->throttled = 0;
+        if (r->state != REQUEST_PARKED)
+            sched_pause(e->sched, r->ref, 0);
+    }
+}
+
+void engine__retry_stalled(struct engine *e, int64_t now)
+{
+    int64_t limit = e->o.config->write_stall_ms * NS_PER_MS;
+    struct list *const begun[] = {&e->running, &e->parked};
+    for (size_t i = 0; i < ARRAY_LEN(begun); i++)
+        LIST_EACH(it, begun[i]) {
+            struct request *r = LIST_ENTRY(it, struct request, link);
+            int64_t since = r->sink.stalled_since_ns(r->sink.ctx);
+            if (since && now - since > limit) {
+                struct error err;
+                error_set(&err, STATUS_WRITE_STALLED, "the client read nothing for %.1f s", engine__seconds(since, now));
+                e->metrics.write_stalled++;
+                engine__end(e, r, REQUEST_FAILED, &err);
+                continue;
+            }
+            if (r->ending)
+                finish(e, r, r->ending);
+            else if (r->throttled)
+                retry(e, r);
+        }
+}
