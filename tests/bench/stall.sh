@@ -19,11 +19,14 @@ bench_model
 # measure KEY URL: notes what the streams and the prompt got.
 measure() {
     local of
-    load "$2" stall --streams 4 --prompt-tokens "$prompt" --before "$before"
-    for of in before:total.before during:total.during kept:share_kept gap_before:gaps_before_ms.max gap:gaps_during_ms.max \
+    load "$2" stall --streams 4 --prompt-tokens "$prompt" --before "$before" --after "$before"
+    for of in before:total.before during:total.during after:total.after gap_before:gaps_before_ms.max gap:gaps_during_ms.max \
         alone:long_prompts.alone_ms read:long_prompts.ttft_ms.max ratio:long_prompts.ratio; do
         note "$1.${of%%:*}" json "$work/load.json" "${of#*:}"
     done
+    # The promise is against the same streams at the length that they have then (docs: scheduling): between before and after.
+    note "$1.kept" awk -v b="$(tail -n 1 "$work/figures.$1.before")" -v d="$(tail -n 1 "$work/figures.$1.during")" \
+        -v a="$(tail -n 1 "$work/figures.$1.after")" 'BEGIN { print 2 * d / (b + a) }'
 }
 
 ours() {
@@ -47,16 +50,16 @@ done
 # row NAME KEY: what was measured; medians.
 row() {
     local k=$2
-    echo "| $1 | $(figure "$k.before" 1) | $(figure "$k.during" 1) | $(figure "$k.kept" 3) | $(figure "$k.gap_before" 0) | $(figure "$k.gap" 0) | $(figure "$k.alone" 0) | $(figure "$k.read" 0) | $(figure "$k.ratio" 2) |"
+    echo "| $1 | $(figure "$k.before" 1) | $(figure "$k.during" 1) | $(figure "$k.after" 1) | $(figure "$k.kept" 3) | $(figure "$k.gap_before" 0) | $(figure "$k.gap" 0) | $(figure "$k.alone" 0) | $(figure "$k.read" 0) | $(figure "$k.ratio" 2) |"
 }
 report() {
     local share
     bench_head "A prompt of $prompt tokens beside four streams"
     echo "$(basename "$model"), two stages of one thread, --max-stall-ms $stall, medians of $rounds rounds (least to most). llama-server: two threads,"
-    echo "no pipeline. Times alone are of another prompt on the idle server, in the same round."
+    echo "no pipeline. Share kept: during over the mean of before and after. Times alone are of another prompt on the idle server, in the same round."
     echo
-    echo "| server | streams before, tokens/s | during | share kept | longest gap before, ms | during, ms | prompt alone, ms | beside them, ms | ratio |"
-    echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    echo "| server | streams before, tokens/s | during | after | share kept | longest gap before, ms | during, ms | prompt alone, ms | beside them, ms | ratio |"
+    echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for share in $shares; do row "Sluice, share $share" "ours$share"; done
     [ -z "${LLAMA_BIN:-}" ] || row llama-server theirs
     echo
