@@ -55,7 +55,7 @@ struct engine_sim {
     struct tokenizer *tokenizer;
     struct engine *engine;
     int64_t now_ns, wake_ns, next_beat_ns;
-    int closing, posted;
+    int closing, posted, in_step;
     uint64_t draws, next_order, next_call;
 
     struct sim_timer *timers;       /* a heap by (when, order) */
