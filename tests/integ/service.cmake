@@ -63,7 +63,7 @@ sluice_service_test(test_service_clients fast 120 asan)
 sluice_service_test(test_service_stream fast 120 asan)
 sluice_service_test(test_service_faults fast 120 asan)
 sluice_service_test(test_service_end fast 150 asan)
-sluice_service_test(test_cli_bench fast 150 ALONE asan)
+sluice_service_test(test_cli_bench fast 150 ALONE)
 sluice_service_test(test_service_smollm2 fast 240 ALONE asan)
 sluice_service_test(test_service_demo fast 240 ALONE)
 
