@@ -79,6 +79,7 @@ struct engine {
     struct engine_options o;
     uint32_t n_stages, n_slots, context, max_rows, window;
     uint64_t hash_key[2];          /* of names: random, for this process */
+    uint64_t profile_salt;         /* of the epoch's numerics profile */
     pthread_t thread;
     int started;
     int64_t now_ns;                /* of the turn under way */
@@ -133,6 +134,7 @@ struct engine {
 };
 
 /* engine_requests.c */
+uint64_t engine__hash_text(const struct engine *e, const char *text);
 uint32_t engine__id_at(const struct request *r, uint32_t position); /* of prompt and answer */
 enum reject_reason engine__reject_reason(enum status s);
 void engine__submit(struct engine *e, struct request *r, int64_t now);
@@ -156,7 +158,6 @@ void engine__retry_stalled(struct engine *e, int64_t now);
 void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now);
 
 /* engine_memory.c */
-struct block_chain engine__chain(const struct request *r, uint32_t n_positions);
 uint32_t engine__positions_needed(const struct request *r); /* at most */
 uint32_t engine__input(const struct request *r);            /* positions whose ids are known: to be read before the next id */
 int engine__has_room(const struct engine *e, const struct request *r);

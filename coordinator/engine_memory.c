@@ -8,6 +8,7 @@
 #include "coordinator/engine_impl.h"
 
 #include "common/base/check.h"
+#include "common/base/rand.h"
 
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
@@ -22,20 +23,20 @@ static uint64_t item_at(const void *ctx, uint32_t position)
     return engine__id_at(ctx, position);
 }
 
-struct block_chain engine__chain(const struct request *r, uint32_t n_positions)
+/* A tenant's blocks are found by its requests alone, and by none that another numerics profile computed. */
+static struct block_chain chain_of(const struct engine *e, const struct request *r, uint32_t n_positions)
 {
-    return (struct block_chain){.salt = r->salt, .item = item_at, .ctx = r, .n = n_positions};
+    return (struct block_chain){
+        .salt = rand_mix(r->item.client ^ e->profile_salt), .item = item_at, .ctx = r, .n = n_positions};
 }
 
 void engine__committed(struct engine *e, struct request *r, uint32_t n_positions)
 {
-    uint32_t kv_block = (uint32_t)e->o.config->kv_block;
     ASSERT(n_positions <= engine__input(r)); /* of surplus rows at most one is in flight: the last id's own */
-    if (r->no_cache || n_positions / kv_block == r->n_published)
+    if (r->no_cache)
         return;
-    struct block_chain chain = engine__chain(r, n_positions);
+    struct block_chain chain = chain_of(e, r, n_positions);
     blocks_commit(e->blocks, r->ref, &chain);
-    r->n_published = n_positions / kv_block;
 }
 
 /* --- reservations ------------------------------------------------------------------------------------------------------------ */
@@ -75,7 +76,7 @@ static uint32_t reservation(const struct engine *e, const struct request *r)
 /* Would it get its room now? Under pressure, when somebody is parked, nobody starts on what the running ones may yet need. */
 int engine__has_room(const struct engine *e, const struct request *r)
 {
-    struct block_chain chain = engine__chain(r, engine__input(r));
+    struct block_chain chain = chain_of(e, r, engine__input(r));
     uint32_t n = reservation(e, r);
     if (e->n_parked && blocks_available(e->blocks) < n + demand(e))
         return 0;
@@ -85,11 +86,10 @@ int engine__has_room(const struct engine *e, const struct request *r)
 /* The slot is r->ref; engine__has_room was true. Returns the positions that the cache has. */
 uint32_t engine__take_room(struct engine *e, struct request *r)
 {
-    struct block_chain chain = engine__chain(r, engine__input(r));
+    struct block_chain chain = chain_of(e, r, engine__input(r));
     uint32_t n_cached;
     r->n_reserved = reservation(e, r);
     CHECK(blocks_open(e->blocks, r->ref, r->no_cache ? NULL : &chain, r->n_reserved, &n_cached) == STATUS_OK);
-    r->n_published = n_cached;
     return n_cached * (uint32_t)e->o.config->kv_block;
 }
 
@@ -186,10 +186,7 @@ struct request *engine__next_parked(const struct engine *e)
     struct request *best = NULL;
     LIST_EACH(it, &e->parked) {
         struct request *r = LIST_ENTRY(it, struct request, link);
-        if (r->throttled)
-            continue;
-        if (!best || r->batch_priority < best->batch_priority ||
-            (r->batch_priority == best->batch_priority && r->order < best->order))
+        if (!r->throttled && (!best || gives_way_before(best, r)))
             best = r;
     }
     return best;

@@ -5,7 +5,6 @@
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
-#include "common/base/rand.h"
 #include "common/base/siphash.h"
 #include "common/base/trace.h"
 
@@ -23,7 +22,7 @@ static struct request *of_item(struct admission_item *i)
 }
 
 /* Keyed: nobody can make up a name that is taken for another's, or many that crowd one place of a table. */
-static uint64_t hash_text(const struct engine *e, const char *text)
+uint64_t engine__hash_text(const struct engine *e, const char *text)
 {
     struct siphash h = siphash_start(e->hash_key[0], e->hash_key[1]);
     for (size_t n = strlen(text), at = 0; at < n; at += sizeof(uint64_t)) {
@@ -32,12 +31,6 @@ static uint64_t hash_text(const struct engine *e, const char *text)
         siphash_add(&h, word);
     }
     return siphash_end(h);
-}
-
-/* A tenant's blocks are found by its requests alone, and by none that another numerics profile computed. */
-static void set_salt(const struct engine *e, struct request *r)
-{
-    r->salt = rand_mix(r->item.client ^ rand_mix(hash_text(e, pipeline_profile(e->pipeline))));
 }
 
 uint32_t engine__id_at(const struct request *r, uint32_t position)
@@ -218,15 +211,12 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
     }
     TRY(can_ever_run(e, r, err));
     r->item = (struct admission_item){
-        .client = hash_text(e, r->client),
+        .client = engine__hash_text(e, r->client),
         .batch = r->batch_priority,
         .n_prompt = r->n_prompt,
         .n_answer_max = r->answer_limit,
-        .deadline_ns = 0,
+        .deadline_ns = r->deadline_ns,
     };
-    set_salt(e, r);
-    if (r->deadline_ns && r->deadline_ns < now + e->o.config->queue_wait_ms * NS_PER_MS)
-        r->item.deadline_ns = r->deadline_ns;
     int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 && !e->n_parked && !e->n_starved &&
                     engine__has_room(e, r);
     return admission_push(e->admission, &r->item, may_start, now, err);
@@ -345,7 +335,6 @@ static int admit_one(struct engine *e, int64_t now)
         engine__end(e, r, REQUEST_FAILED, &err);
         return 1;
     }
-    set_salt(e, r);
     if (!look_for_room(e, r, now))
         return 0;
     if (request_open_answer(r, &err) != STATUS_OK) {

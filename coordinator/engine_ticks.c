@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "common/base/check.h"
-#include "common/base/clock.h"
+#include "common/base/rand.h"
 #include "common/base/trace.h"
 
 #define LOG_MODULE "engine"
@@ -52,6 +52,7 @@ static void epoch_ready(struct engine *e, const struct pipeline_event *ev, int64
     }
     sched_reset(e->sched);
     e->n_closes = 0;
+    e->profile_salt = rand_mix(engine__hash_text(e, pipeline_profile(e->pipeline)));
     for (uint32_t i = 0; i < e->n_stages; i++)
         sched_set_stage(e->sched, i, &stage_table_at(stages, i)->loaded);
     e->lost_ns = 0;
@@ -156,8 +157,6 @@ void engine__send_ticks(struct engine *e, int64_t now)
     while (pipeline_running(e->pipeline) && sched_plan(e->sched, e->sched_plan)) {
         fill_plan(e, e->sched_plan);
         sched_commit(e->sched, e->sched_plan);
-        trace_event("tick", (int64_t)e->sched_plan->tick, e->sched_plan->n_rows, e->sched_plan->n_runs,
-                    e->sched_plan->budget_us);
         e->dirty = 1;
         reserve_ahead(e, e->sched_plan);
         if (pipeline_send(e->pipeline, e->plan, now) != STATUS_OK)

@@ -83,10 +83,8 @@ struct request {
     struct slot_ref ref;          /* READING and DECODING */
     int opened;                   /* OPEN went out in a plan, so CLOSE must follow */
     uint32_t table_digest;        /* of its block table as the stages know it */
-    uint64_t salt;                /* of its block chain: client and numerics profile */
     uint64_t order;               /* of its first slot: smaller is older */
     uint32_t n_reserved;          /* blocks */
-    uint32_t n_published;         /* its first blocks that are in the prefix map, or found a like one there */
     uint32_t n_cached;            /* prompt positions that the cache gave at its first start */
     uint32_t n_planned;           /* positions that were ever planned: below it a row is computed again */
     uint32_t n_parks;
