@@ -30,16 +30,6 @@ enum {
 
 /* --- what may be planned ------------------------------------------------------------------------------------------------------ */
 
-static int keeps_share(const struct sched *s)
-{
-#ifdef SCHED_MUTANT_NO_SHARE
-    (void)s;
-    return 0;
-#else
-    return s->opt.decode_share > 0;
-#endif
-}
-
 /* Time that streams may lose in one tick of a full pipeline, and what it takes of them beside nothing. */
 static double earned_us(const struct sched_budget *b)
 {
@@ -53,7 +43,7 @@ static double base_us(const struct sched_budget *b)
 
 double sched__narrow_tau_us(const struct sched *s, const struct sched_budget *b)
 {
-    if (!keeps_share(s))
+    if (!sched__keeps_share(s))
         return b->share_us;
     /* Rows come in some ticks of a revolution and not in others: what that moves the bank by is no debt and no saving. */
     double calm_us = b->period_us / b->share / 2;
@@ -120,7 +110,7 @@ int sched__open_burst(const struct sched *s, const struct sched_survey *v, const
     double narrow_hard_us = out->hard_us;
     uint32_t narrow_unmet = out->stall_unmet;
     set_wide_bounds(s, v, b, out);
-    if (!keeps_share(s)) {
+    if (!sched__keeps_share(s)) {
         out->tau_us = INFINITY;
         return 1;
     }
@@ -141,7 +131,7 @@ int sched__worth_it(const struct sched *s, const struct sched_survey *v, const s
 {
     double cost_us = cost_slowest_us(&s->cost, &out->shape), delay_us = cost_us - base_us(b);
     const struct sched_run *piece = &out->runs[out->n_runs - 1];
-    if (!keeps_share(s) || delay_us <= 0 || piece->sample == SAMPLE_LAST)
+    if (!sched__keeps_share(s) || delay_us <= 0 || piece->sample == SAMPLE_LAST)
         return 1;
     double row_us = v->row_us + v->reads_us * piece->kv_index, k = most_ticks(s);
     double tau_us = b->stall_us / cost_guard(&s->cost, v->slowest, COST_WIDE);
@@ -184,7 +174,7 @@ void sched__account(const struct sched *s, const struct sched_survey *v, const s
     uint32_t n_able = v->n_streams - v->n_blocked, n = n_rows_of_streams(out);
     double part = n_able ? fmin((double)n / n_able, 1) : 0;
     out->alone_us = v->n_host == 0 ? part * b->round_us : 0;
-    if (!keeps_share(s))
+    if (!sched__keeps_share(s))
         return;
     out->expected_us = tick_us(s, b, out, part);
     double earned = n_able ? part * b->period_us / b->share : out->expected_us;

@@ -16,11 +16,6 @@ enum {
 #define STALL_PART 0.95
 
 /* Tests build the planner without a rule to see its promise break. */
-#ifdef SCHED_MUTANT_NO_SHARE
-enum { SHARE_RULE = 0 };
-#else
-enum { SHARE_RULE = 1 };
-#endif
 #ifdef SCHED_MUTANT_NO_STALL
 enum { STALL_RULE = 0 };
 #else
@@ -29,23 +24,18 @@ enum { STALL_RULE = 1 };
 
 /* --- survey ---------------------------------------------------------------------------------------------------------------- */
 
-static uint32_t least(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
 /* With runs of several rows a run in flight may yet give rows back. */
 int sched__is_stream(const struct sched_entry *e)
 {
     return e->seq != 0 && !e->paused && e->position >= e->n_prompt &&
-           (e->position < least(e->end, e->limit) || (e->run_rows > 1 && e->in_flight > 0));
+           (e->position < sched__min(e->end, e->limit) || (e->run_rows > 1 && e->in_flight > 0));
 }
 
 /* The row that gives the first id waits for the host where one is needed. */
 uint32_t sched__readable(const struct sched_entry *e)
 {
     uint32_t end = e->n_prompt - (e->needs_host && !e->host_ready);
-    end = least(end, e->limit);
+    end = sched__min(end, e->limit);
     return e->position < end ? end - e->position : 0;
 }
 
@@ -73,7 +63,7 @@ static void survey_rate(const struct sched *s, struct sched_survey *v)
 
 static void survey_stream(const struct sched *s, const struct sched_entry *e, struct sched_survey *v)
 {
-    uint32_t rows = least(e->run_rows, e->end - e->position);
+    uint32_t rows = sched__min(e->run_rows, e->end - e->position);
     v->n_streams++;
     v->n_rows += rows ? rows : 1;
     v->reads += (uint64_t)(rows ? rows : 1) * e->position;
@@ -147,13 +137,23 @@ static uint32_t gap_ticks(const struct sched *s, const struct sched_crowd *c, co
     return c->waits && n < waits ? waits : n;
 }
 
+int sched__keeps_share(const struct sched *s)
+{
+#ifdef SCHED_MUTANT_NO_SHARE
+    (void)s;
+    return 0;
+#else
+    return s->opt.decode_share > 0;
+#endif
+}
+
 struct sched_budget sched__budget(const struct sched *s, const struct sched_crowd *c)
 {
     struct sched_budget b = {.share_us = INFINITY, .stall_us = INFINITY};
     choose_groups(s, c, &b);
     b.period_us = b.round_us * s->pace;
     b.share = s->opt.decode_share + SHARE_MARGIN * (1 - s->opt.decode_share);
-    if (SHARE_RULE && s->opt.decode_share > 0)
+    if (sched__keeps_share(s))
         b.share_us = (b.period_us / b.share - s->opt.delta_us) / b.revolution;
     double stall_us = STALL_PART * s->opt.max_stall_us - 2 * s->opt.delta_us - 2 * s->opt.lambda_us;
     b.stall_us = (STALL_RULE ? stall_us : INFINITY) / gap_ticks(s, c, &b);
@@ -170,7 +170,7 @@ double sched__cold_tau_us(const struct sched *s, const struct sched_survey *v)
 {
     if (s->opt.n_stages == 1)
         return s->opt.max_tick_us;
-    uint32_t rows = least(COLD_ROWS, s->opt.max_rows);
+    uint32_t rows = sched__min(COLD_ROWS, s->opt.max_rows);
     struct cost_shape one = {.rows = rows, .n_prompt = rows}, two = {.rows = 2 * rows, .n_prompt = 2 * rows};
     double one_us = cost_slowest_us(&s->cost, &one);
     double overhead_us = fmax(2 * one_us - cost_slowest_us(&s->cost, &two), 0) + v->spans_us * v->deepest;

@@ -109,6 +109,11 @@ struct sched_budget {
     uint32_t stall_unmet;
 };
 
+static inline uint32_t sched__min(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 struct sched_entry *sched__entries(const struct sched *s); /* [n_slots] */
 uint64_t sched__retired_tick(const struct sched *s);       /* newest, 0: none */
 uint64_t sched__before_tick(const struct sched *s, uint64_t tick); /* of a tick in flight */
@@ -119,6 +124,7 @@ int sched__is_reader(const struct sched_entry *e);
 uint32_t sched__readable(const struct sched_entry *e); /* prompt rows that may be planned now */
 double sched__remaining_us(const struct sched_survey *v, const struct sched_entry *e);
 struct sched_survey sched__survey(const struct sched *s);
+int sched__keeps_share(const struct sched *s); /* streams are promised a part of their speed */
 struct sched_budget sched__budget(const struct sched *s, const struct sched_crowd *c);
 double sched__cold_tau_us(const struct sched *s, const struct sched_survey *v);
 

@@ -16,11 +16,6 @@ enum {
 #define OLDEST_PART 0.25
 #endif
 
-static uint32_t least(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
 /* --- one piece ------------------------------------------------------------------------------------------------------------- */
 
 static struct cost_shape with_piece(const struct cost_shape *shape, const struct sched_entry *e, uint32_t x)
@@ -80,7 +75,7 @@ static uint32_t least_rows(const struct sched *s, const struct sched_survey *v, 
     double again_us = v->spans_us * e->position, row_us = v->row_us + v->reads_us * e->position;
     double x = ceil(3 * again_us / row_us);
     uint32_t fewest = x < MIN_PIECE ? MIN_PIECE : x > 4096 ? 4096 : (uint32_t)x;
-    return least(fewest, least(s->opt.piece_max, s->opt.max_rows - shape->rows));
+    return sched__min(fewest, sched__min(s->opt.piece_max, s->opt.max_rows - shape->rows));
 }
 
 /* The rows of e's pieces: first, first + step, ... A tick's rows fill whole tiles, as the kernels do; where a row's attention
@@ -183,7 +178,7 @@ static uint32_t piece_of(const struct sched *s, const struct sched_survey *v, st
     if (x > 0 || st.step == 1)
         return x;
     st = (struct steps){.first = least_rows(s, v, &out->shape, e), .step = 1}; /* less than a tile fits */
-    return largest_piece(&f, st, least(st.first + SCHED_TILE_ROWS, last ? x_max - 1 : x_max));
+    return largest_piece(&f, st, sched__min(st.first + SCHED_TILE_ROWS, last ? x_max - 1 : x_max));
 }
 
 static void add_piece(const struct sched *s, struct sched_plan *out, uint32_t slot, uint32_t x)

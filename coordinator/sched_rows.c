@@ -69,11 +69,8 @@ void sched__add_run(struct sched_plan *out, const struct sched_run *run, uint64_
 static void add_row(const struct sched *s, struct sched_plan *out, uint32_t slot)
 {
     const struct sched_entry *e = &sched__entries(s)[slot];
-    uint32_t end = e->end < e->limit ? e->end : e->limit, n = e->run_rows, room = s->opt.max_rows - out->shape.rows;
-    if (n > end - e->position)
-        n = end - e->position;
-    if (n > room)
-        n = room;
+    uint32_t ahead = sched__min(e->end, e->limit) - e->position, room = s->opt.max_rows - out->shape.rows;
+    uint32_t n = sched__min(e->run_rows, sched__min(ahead, room));
     struct sched_run run = {.ref = {.slot = slot, .seq = e->seq}, .n = n, .kv_index = e->position, .sample = SAMPLE_LAST};
     run.source = e->last_tick <= sched__retired_tick(s) ? SOURCE_IDS : SOURCE_FROM_TICK;
     if (run.source == SOURCE_FROM_TICK)
