@@ -6,6 +6,7 @@
 
 #include "common/base/config.h"
 #include "deploy/cli/bench.h"
+#include "deploy/cli/flags.h"
 
 static const char usage[] =
     "usage: sluice bench [flags]         requests as many users would send them: latencies, throughput, goodput\n"
@@ -101,9 +102,8 @@ static _Noreturn void refuse(const char *why)
 
 static uint64_t whole(const char *flag, const char *text, long long min, long long max)
 {
-    char *end;
-    long long v = strtoll(text, &end, 10);
-    if (!*text || *end || v < min || v > max) {
+    long long v;
+    if (!flag_whole(text, min, max, &v)) {
         fprintf(stderr, "sluice bench: --%s: '%s' is not allowed; a whole number from %lld to %lld is\n", flag, text, min, max);
         exit(EXIT_CONFIG);
     }
@@ -112,9 +112,8 @@ static uint64_t whole(const char *flag, const char *text, long long min, long lo
 
 static double real(const char *flag, const char *text, double min, double max)
 {
-    char *end;
-    double v = strtod(text, &end);
-    if (!*text || *end || !(v >= min && v <= max)) {
+    double v;
+    if (!flag_real(text, min, max, &v)) {
         fprintf(stderr, "sluice bench: --%s: '%s' is not allowed; a number from %g to %g is\n", flag, text, min, max);
         exit(EXIT_CONFIG);
     }

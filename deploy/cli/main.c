@@ -1,6 +1,7 @@
 /* deploy/cli/main.c - program sluice: what people type against a running service. */
 #include <curl/curl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,7 @@
 #include "common/base/config.h"
 #include "deploy/cli/bench.h"
 #include "deploy/cli/cli.h"
+#include "deploy/cli/flags.h"
 
 static const char usage[] =
     "usage: sluice chat [TEXT] [flags]   one answer to TEXT, or a conversation on standard input\n"
@@ -43,9 +45,8 @@ static const struct option flags[] = {
 /* A whole number in a range, or exit 2 with one line. */
 static long long whole(const char *flag, const char *text, long long min)
 {
-    char *end;
-    long long v = strtoll(text, &end, 10);
-    if (!*text || *end || v < min) {
+    long long v;
+    if (!flag_whole(text, min, LLONG_MAX, &v)) {
         fprintf(stderr, "sluice: --%s: '%s' is not allowed; a whole number from %lld is\n", flag, text, min);
         exit(EXIT_CONFIG);
     }
@@ -54,9 +55,8 @@ static long long whole(const char *flag, const char *text, long long min)
 
 static double temperature(const char *text)
 {
-    char *end;
-    double v = strtod(text, &end);
-    if (!*text || *end || !(v >= 0 && v <= 100)) {
+    double v;
+    if (!flag_real(text, 0, 100, &v)) {
         fprintf(stderr, "sluice: --temperature: '%s' is not allowed; 0 to 100 is\n", text);
         exit(EXIT_CONFIG);
     }
