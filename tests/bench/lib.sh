@@ -193,11 +193,11 @@ figure() { printf "%.$2f (%.$2f to %.$2f)" "$(median "$1")" "$(least "$1")" "$(m
 # ratio_row NAME OURS OTHER [TARGET]: a row of a table of medians; a ratio below the target counts as failed.
 ratio_row() {
     local ratio missed=
-    ratio=$(awk -v a="$(median "$2")" -v b="$(median "$3")" 'BEGIN { printf "%.3f", a / b }')
+    ratio=$(awk -v a="$(median "$2")" -v b="$(median "$3")" 'BEGIN { printf "%.9f", a / b }')
     if [ -n "${4:-}" ] && awk -v r="$ratio" -v t="$4" 'BEGIN { exit r >= t }'; then
         failed=1 missed=' missed'
     fi
-    echo "| $1 | $(figure "$2" 1) | $(figure "$3" 1) | $ratio | ${4:-}$missed |"
+    printf '| %s | %s | %s | %.3f | %s |\n' "$1" "$(figure "$2" 1)" "$(figure "$3" 1)" "$ratio" "${4:-}$missed"
 }
 
 # bound_row NAME KEY at-least|at-most TARGET DIGITS [most]: a figure against a bound: the median, or with `most` the worst of all rounds.

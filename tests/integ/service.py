@@ -30,12 +30,11 @@ LIB = os.path.join(HERE, "../lib")
 sys.path.append(LIB)
 from ports import free_ports, is_free  # noqa: E402
 
-__all__ = ["BIN", "Call", "Conversation", "FAKE_COSTS", "FIRST_BYTE", "HERE", "LIB", "SLACK", "Service", "TENTH", "VOCABULARY", "case",
+__all__ = ["BIN", "Call", "Conversation", "FIRST_BYTE", "HERE", "LIB", "SLACK", "Service", "TENTH", "VOCABULARY", "case",
            "free_ports", "ids", "is_free", "rand_at", "reference", "run", "wait_for"]
 MARK = "SLUICE_TEST_JOB"
 COSTS = (4000, 100, 250)  # us of a tick, a decode row, a prompt token: the FAKE bed of failure-cases.md
 TENTH = (400, 10, 25)
-FAKE_COSTS = "tick_us 4000\nrow_us 100\ntoken_us 250\n"
 READY_S = 20 * SLACK  # that it takes 3 s on a machine that does nothing else is a test of its own
 CANARY = [FIRST_BYTE + ord("c"), 50, 60, 70]
 MPI_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -356,6 +355,27 @@ class Service:
             assert self.pid(what) == self.pids[what], f"the {what} has restarted"
         if self.fake and canary:
             self.ask(CANARY, 6, seconds=10).assert_reference(CANARY, 6)
+
+    def assert_starts_in_order(self, prompts, n):
+        """Clients that nobody knows, 50 ms apart: their first tokens come in the order of their arrival."""
+        calls = []
+        for i, p in enumerate(prompts):
+            calls.append((self.call(p, n, key=f"new-{i}"), p))
+            time.sleep(0.05)
+        for c, p in calls:
+            c.finish_up(60).assert_reference(p, n)
+        firsts = [c.first for c, _ in calls]
+        assert firsts == sorted(firsts), [round(f - firsts[0], 3) for f in firsts]
+        self.assert_quiet()
+
+    def ask_to_end_twice(self, sig, seconds):
+        """It drains at the first signal and ends at the second, with exit code 0; seconds from there to the end."""
+        self.job.send_signal(sig)
+        wait_for(lambda: not self.ready(), 1, "it drains")
+        asked = time.monotonic()
+        self.job.send_signal(sig)
+        self.wait_exit(0, seconds)
+        return time.monotonic() - asked
 
 
 def wait_for(what, seconds, name):

@@ -118,12 +118,7 @@ def test_a_second_signal_ends_running_streams_at_once():
     with Service(stages=2) as s:
         running = s.call(ids(4, 1), 3000)
         running.wait_tokens(2)
-        s.job.send_signal(signal.SIGINT)
-        wait_for(lambda: not s.ready(), 1, "it drains")
-        asked = time.monotonic()
-        s.job.send_signal(signal.SIGINT)
-        s.wait_exit(0, 4)
-        assert time.monotonic() - asked < 3 * SLACK
+        assert s.ask_to_end_twice(signal.SIGINT, 4) < 3 * SLACK
         running.finish_up(1)
 
 

@@ -5,38 +5,23 @@ import sys
 import threading
 import time
 
+from beside import Clients, Watch
 from crowd import Crowd
 from service import COSTS, SLACK, TENTH, Conversation, Service, case, ids, reference, run, wait_for
 
 CHEAP = "tick_us 4000\ntoken_us 10\n"  # prompts cost little, so that a case's time is that of its answers
 
 
-class Look(threading.Thread):
+class Look(Watch):
     """Looks at the status all the time: what holds at every moment, and the highest of some figures."""
 
     def __init__(self, s, pause=0.01):
-        super().__init__(daemon=True)
-        self.s, self.pause, self.over, self.problem = s, pause, threading.Event(), None
-        self.highest, self.n = {}, 0
+        super().__init__(s, pause, at_least=5)
+        self.highest = {}
 
-    def run(self):
-        try:
-            while not self.over.wait(self.pause):
-                for state, n in self.s.assert_sums()["requests"].items():
-                    self.highest[state] = max(self.highest.get(state, 0), n)
-                self.n += 1
-        except BaseException as e:  # noqa: B036 (told by finish)
-            self.problem = e
-
-    def __enter__(self):
-        self.start()
-        return self
-
-    def __exit__(self, *why):
-        self.over.set()
-        self.join(10)
-        if not why[0]:
-            assert not self.problem and self.n > 5, (self.problem, self.n)
+    def look(self):
+        for state, n in self.s.assert_sums()["requests"].items():
+            self.highest[state] = max(self.highest.get(state, 0), n)
 
 
 def occupy(s, n=1, max_tokens=3000, first_seed=900):
@@ -74,37 +59,27 @@ def order_of(calls):
 
 # --- FC-01 -------------------------------------------------------------------------------------------------------------------------
 
-class Droppers:
+class Droppers(Clients):
     """n clients that send a long prompt and leave after 0 to 500 ms, over and over: queued, reading or decoding."""
 
     def __init__(self, s, n, n_prompt, seed):
-        self.s, self.n_prompt, self.over, self.lock = s, n_prompt, threading.Event(), threading.Lock()
-        self.statuses, self.n = set(), 0
-        self.threads = [threading.Thread(target=self.drop, args=(seed + i,), daemon=True) for i in range(n)]
+        super().__init__(n, patience=10)
+        self.s, self.n_prompt, self.seed, self.statuses, self.n = s, n_prompt, seed, set(), 0
 
-    def drop(self, seed):
-        rng = random.Random(seed)
-        while not self.over.is_set():
-            c = self.s.call(ids(self.n_prompt, rng.getrandbits(40)), 200, stream=rng.random() < 0.5, key=f"dropper-{seed}")
-            time.sleep(rng.random() * 0.5)
-            try:
-                c.leave() if rng.random() < 0.7 else c.reset()
-            except (OSError, AttributeError):
-                pass  # it had its answer already, or no socket yet
-            c.join(10)
-            with self.lock:
-                self.n += 1
-                self.statuses.add(c.status)
+    def begin(self, number):
+        return random.Random(self.seed + number)
 
-    def __enter__(self):
-        for t in self.threads:
-            t.start()
-        return self
-
-    def __exit__(self, *why):
-        self.over.set()
-        for t in self.threads:
-            t.join(10)
+    def once(self, number, rng):
+        c = self.s.call(ids(self.n_prompt, rng.getrandbits(40)), 200, stream=rng.random() < 0.5, key=f"dropper-{self.seed + number}")
+        time.sleep(rng.random() * 0.5)
+        try:
+            c.leave() if rng.random() < 0.7 else c.reset()
+        except (OSError, AttributeError):
+            pass  # it had its answer already, or no socket yet
+        c.join(10)
+        with self.lock:
+            self.n += 1
+            self.statuses.add(c.status)
 
 
 def chats_beside_droppers(stages, costs, n_new, n_turns=5, slots=4, seconds=60):
@@ -359,46 +334,28 @@ def fc_03_a_requests_own_deadline_ends_it_wherever_it_stands():
 
 # --- FC-04 -------------------------------------------------------------------------------------------------------------------------
 
-class Arrivals:
+class Arrivals(Clients):
     """Keeps the queue full: clients that ask again and again. Only a new arrival may be refused, at once and with 503."""
 
     def __init__(self, s, n):
-        self.s, self.over, self.lock, self.problem = s, threading.Event(), threading.Lock(), None
-        self.served = self.refused = 0
-        self.threads = [threading.Thread(target=self.guarded, args=(i,), daemon=True) for i in range(n)]
+        super().__init__(n, patience=120)
+        self.s, self.served, self.refused = s, 0, 0
 
-    def guarded(self, number):
-        try:
-            self.ask_again(number)
-        except BaseException as e:  # noqa: B036 (told by __exit__)
-            self.problem = self.problem or e
+    def begin(self, number):
+        return random.Random(number)
 
-    def ask_again(self, number):
-        rng = random.Random(number)
-        while not self.over.is_set():
-            c = self.s.call(p := ids(64, rng.getrandbits(40)), 16, stream=rng.random() < 0.5, key=f"arrival-{number}")
-            c.join(120 * SLACK)
-            if c.status == 503:
-                assert_refused(c, 503, "overloaded_error")
-                assert "waiting" in c.error["message"], c.error
-                self.over.wait(0.1)
-            else:
-                c.assert_reference(p, 16)
-            with self.lock:
-                self.refused += c.status == 503
-                self.served += c.status == 200
-
-    def __enter__(self):
-        for t in self.threads:
-            t.start()
-        return self
-
-    def __exit__(self, *why):
-        self.over.set()
-        for t in self.threads:
-            t.join(120 * SLACK)
-        if not why[0]:
-            assert not self.problem, self.problem
+    def once(self, number, rng):
+        c = self.s.call(p := ids(64, rng.getrandbits(40)), 16, stream=rng.random() < 0.5, key=f"arrival-{number}")
+        c.join(120 * SLACK)
+        if c.status == 503:
+            assert_refused(c, 503, "overloaded_error")
+            assert "waiting" in c.error["message"], c.error
+            self.over.wait(0.1)
+        else:
+            c.assert_reference(p, 16)
+        with self.lock:
+            self.refused += c.status == 503
+            self.served += c.status == 200
 
 
 def parked_beside_a_full_queue(costs, seconds, stages=2):
@@ -577,15 +534,7 @@ def fc_05_several_choices_do_not_wait_for_each_other():
 @case("fast", seconds=90)
 def fc_06_new_clients_start_in_the_order_of_their_arrival():
     with Service(slots=1, costs=(2000, 100, 125)) as s:
-        calls = []
-        for i in range(20):
-            calls.append((s.call(p := ids(512, 110 + i), 32, key=f"new-{i}"), p))
-            time.sleep(0.05)
-        for c, p in calls:
-            c.finish_up(60).assert_reference(p, 32)
-        firsts = [c.first for c, _ in calls]
-        assert firsts == sorted(firsts), [round(f - firsts[0], 3) for f in firsts]
-        s.assert_quiet()
+        s.assert_starts_in_order((ids(512, 110 + i) for i in range(20)), 32)
 
 
 @case("fast", seconds=90)

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from beside import Watch
 from service import TENTH, Call, Conversation, Service, case, ids, reference, run, wait_for
 
 BLOCK = 16
@@ -259,31 +260,20 @@ def fc_22_turns_are_found_again_beside_others_and_after_cancels():
 
 # --- FC-23 ------------------------------------------------------------------------------------------------------------------------
 
-class Watch(threading.Thread):
+class LiveBlocks(Watch):
     """The most blocks that were ever live at once."""
 
     def __init__(self, s):
-        super().__init__(daemon=True)
-        self.s, self.over, self.most, self.n, self.problem = s, threading.Event(), 0, 0, None
+        super().__init__(s, 0.003, at_least=10)
+        self.most = 0
 
-    def run(self):
-        try:
-            while not self.over.wait(0.003):
-                self.most = max(self.most, self.s.assert_sums()["blocks"]["live"])
-                self.n += 1
-        except Exception as e:
-            self.problem = e
-
-    def finish(self):
-        self.over.set()
-        self.join(10)
-        assert not self.problem and self.n > 10, (self.problem, self.n)
-        return self.most
+    def look(self):
+        self.most = max(self.most, self.s.assert_sums()["blocks"]["live"])
 
 
 def share_prefix(s, prefix, first_seed, n_leave, rng):
     """64 requests with one prefix; n_leave of them leave at a random moment."""
-    watch = Watch(s)
+    watch = LiveBlocks(s)
     watch.start()
     leavers = set(rng.sample(range(64), n_leave))
     prompts = [prefix + ids(40, first_seed + i) for i in range(64)]
@@ -297,8 +287,8 @@ def share_prefix(s, prefix, first_seed, n_leave, rng):
         t.join(10)
     cached = [c.cached_tokens() for c in calls if c.finish and c.usage()]
     assert len(cached) >= 64 - n_leave and set(cached) == {2000}, cached
-    most = watch.finish()
-    assert 125 < most <= 125 + 8 * 4, f"{most} blocks were live"
+    watch.finish()
+    assert 125 < watch.most <= 125 + 8 * 4, f"{watch.most} blocks were live"
 
 
 @case("fast", seconds=60)

@@ -5,9 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 
+from beside import Watch
 from runner import Skip
 from service import HERE, SLACK, Service, case, ids, run, wait_for
 
@@ -174,31 +174,20 @@ def check_page(s, what, names):
     return page, page.promtool()
 
 
-class Watch(threading.Thread):
+class Scrapes(Watch):
     """Scrapes all the time; no counter may fall, no series may vanish."""
 
     def __init__(self, s):
-        super().__init__(daemon=True)
-        self.s, self.over, self.problem, self.n, self.slowest = s, threading.Event(), None, 0, 0
+        super().__init__(s, 0.005, at_least=20)
+        self.before, self.slowest = {}, 0
 
-    def run(self):
-        try:
-            before = {}
-            while not self.over.wait(0.005):
-                started = time.monotonic()
-                now = page_of(self.s)
-                self.slowest = max(self.slowest, time.monotonic() - started)
-                fell = {k: (v, now.values.get(k)) for k, v in before.items() if not now.values.get(k, -1) >= v}
-                assert not fell, fell
-                before = now.counters()
-                self.n += 1
-        except Exception as e:
-            self.problem = e
-
-    def finish(self):
-        self.over.set()
-        self.join(10)
-        assert not self.problem and self.n > 20, (self.problem, self.n)
+    def look(self):
+        started = time.monotonic()
+        now = page_of(self.s)
+        self.slowest = max(self.slowest, time.monotonic() - started)
+        fell = {k: (v, now.values.get(k)) for k, v in self.before.items() if not now.values.get(k, -1) >= v}
+        assert not fell, fell
+        self.before = now.counters()
 
 
 @case("fast", seconds=90)
@@ -206,7 +195,7 @@ def fc_46_the_page_is_good_text_with_every_name_idle_loaded_and_with_a_stage_dow
     names, complaints = frozen("sluice"), {}
     with Service(slots=4) as s:
         _, complaints["idle"] = check_page(s, "idle", names)
-        watch = Watch(s)
+        watch = Scrapes(s)
         watch.start()
         calls = [s.call(ids(400, i), 3000, key=f"k{i}") for i in range(4)]
         for c in calls:

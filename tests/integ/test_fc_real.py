@@ -4,8 +4,9 @@ import random
 import threading
 import time
 
-from service import SLACK, Service, case, run
+from beside import Clients
 from runner import Skip
+from service import SLACK, Service, case, run
 
 MODEL = os.environ.get("SLUICE_MODEL_SMOLLM2")
 BLOCK = 64
@@ -43,21 +44,22 @@ def check(call, text, name):
 
 # --- user reports ----------------------------------------------------------------------------------------------------------------
 
-class Passers(threading.Thread):
+class Passers(Clients):
     """Clients that send a long prompt and leave after a moment, over and over."""
 
-    def __init__(self, s, n_prompt, seed):
-        super().__init__(daemon=True)
-        self.s, self.n_prompt, self.random, self.stop, self.statuses = s, n_prompt, random.Random(seed), threading.Event(), set()
+    def __init__(self, s, n, n_prompt):
+        super().__init__(n, patience=20)
+        self.s, self.n_prompt, self.statuses = s, n_prompt, set()
 
-    def run(self):
-        n = 0
-        while not self.stop.is_set():
-            n += 1
-            c = greedy(self.s, words(self.n_prompt, self.random.random()), 8, key=f"passer-{self.random.random()}")
-            time.sleep(self.random.uniform(0.02, 0.5))
-            c.leave()
-            c.join(10 * SLACK)
+    def begin(self, number):
+        return random.Random(number)
+
+    def once(self, number, rng):
+        c = greedy(self.s, words(self.n_prompt, rng.random()), 8, key=f"passer-{rng.random()}")
+        time.sleep(rng.uniform(0.02, 0.5))
+        c.leave()
+        c.join(10 * SLACK)
+        with self.lock:
             self.statuses.add(c.status)
 
 
@@ -75,9 +77,6 @@ def fc_01_growing_conversations_beside_clients_that_come_and_go():
                 want[k, t] = (list(said[k]), c.text, token_ids(c))
                 said[k] += want[k, t][2]
     with service(flags=["--queue-requests", "64"]) as s:
-        passers = [Passers(s, 800, i) for i in range(2)]
-        for p in passers:
-            p.start()
         failed = []
 
         def chat(k):
@@ -93,15 +92,13 @@ def fc_01_growing_conversations_beside_clients_that_come_and_go():
                 known = len(prompt) + len(ids) - 1  # the last id was never fed
 
         talks = [threading.Thread(target=chat, args=(k,)) for k in range(chats)]
-        for t in talks:
-            t.start()
-        for t in talks:
-            t.join()
-        for p in passers:
-            p.stop.set()
-            p.join(20 * SLACK)
+        with Passers(s, 2, 800) as passers:
+            for t in talks:
+                t.start()
+            for t in talks:
+                t.join()
         assert not failed, failed
-        assert set.union(*(p.statuses for p in passers)) <= {200, None}, [p.statuses for p in passers]
+        assert passers.statuses <= {200, None}, passers.statuses
         s.assert_quiet(canary=False)
 
 

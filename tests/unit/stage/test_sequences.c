@@ -217,6 +217,15 @@ static enum status open_at(struct fixture *f, uint64_t seq, uint32_t slot, uint3
     return apply(f, &op, blocks, err);
 }
 
+/* Sequence 1 has 20 rows in blocks 5 and 6; sequence 2 opens behind the full one of them, with a block 8 of its own. */
+static void open_two_on_block_5(struct fixture *f)
+{
+    assert_int_equal(open_seq(f, 1, 0, 2, (uint32_t[]){5, 6}), STATUS_OK);
+    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 20}, NULL, NULL), STATUS_OK);
+    next_tick(f);
+    assert_int_equal(open_at(f, 2, 1, 16, 2, (uint32_t[]){5, 8}, NULL), STATUS_OK);
+}
+
 static void a_sequence_opens_on_full_blocks_of_another_and_writes_behind_them(void **state)
 {
     struct fixture *f = *state;
@@ -237,10 +246,7 @@ static void a_shared_block_stays_with_the_last_that_holds_it(void **state)
 {
     struct fixture *f = *state;
     struct error err;
-    assert_int_equal(open_seq(f, 1, 0, 2, (uint32_t[]){5, 6}), STATUS_OK);
-    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 20}, NULL, NULL), STATUS_OK);
-    next_tick(f);
-    assert_int_equal(open_at(f, 2, 1, 16, 2, (uint32_t[]){5, 8}, NULL), STATUS_OK);
+    open_two_on_block_5(f);
     assert_int_equal(open_at(f, 3, 2, 16, 2, (uint32_t[]){5, 9}, NULL), STATUS_OK);
     assert_int_equal(close_seq(f, 1), STATUS_OK);
     check(f);
@@ -301,10 +307,7 @@ static void nobody_writes_into_a_block_that_another_holds(void **state)
 {
     struct fixture *f = *state;
     struct error err;
-    assert_int_equal(open_seq(f, 1, 0, 2, (uint32_t[]){5, 6}), STATUS_OK);
-    assert_int_equal(extend(f, (struct plan_run){.seq = 1, .n = 20}, NULL, NULL), STATUS_OK);
-    next_tick(f);
-    assert_int_equal(open_at(f, 2, 1, 16, 2, (uint32_t[]){5, 8}, NULL), STATUS_OK);
+    open_two_on_block_5(f);
     const struct plan_op back = {.kind = OP_TRUNCATE, .seq = 1, .length = 10}, both = {.kind = OP_TRUNCATE, .seq = 2, .length = 3};
     assert_int_equal(apply(f, &back, NULL, NULL), STATUS_OK);
     assert_int_equal(apply(f, &both, NULL, NULL), STATUS_OK);
