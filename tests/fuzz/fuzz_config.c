@@ -30,7 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         CHECK(s == STATUS_OK || (s == STATUS_CONFIG && err.message[0]));
         if (s != STATUS_OK)
             continue;
-        CHECK(c.slots >= 1 && c.slots <= 1024 && c.decode_share >= 0 && c.decode_share <= 0.9);
+        CHECK(c.slots >= 1 && c.slots <= 4096 && c.decode_share >= 0 && c.decode_share <= 0.9);
         const char *flags[160];
         int n = config_child_flags(&c, PROGRAM_STAGE, flags, 160);
         CHECK(n % 2 == 0 && flags[n] == NULL);
