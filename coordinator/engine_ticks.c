@@ -101,6 +101,7 @@ static void add_run(struct engine *e, struct request *r, const struct sched_run 
         .source = run->source,
         .sample = run->sample,
         .from_tick = run->from_tick,
+        .last_stage = e->n_stages - 1,
         .table_check = r->table_digest,
     };
     for (uint32_t i = 0; run->source == SOURCE_IDS && i < run->n; i++)

@@ -360,8 +360,6 @@ enum status pipeline_send(struct pipeline *p, struct plan *plan, int64_t now_ns)
     CHECK(plan->tick == p->sent_tick + 1);
     plan->session = p->session;
     plan->epoch = p->epoch;
-    plan->first_stage = 0;
-    plan->last_stage = p->n_stages - 1;
     if (p->sent_tick == p->retired_tick)
         p->progress_ns = now_ns;
     p->sent_tick++;

@@ -88,7 +88,7 @@ void pipeline_stop(struct pipeline *p);
 /* 1: *ev is what happened (LOST before READY), to be asked until 0 after every input and after pipeline_send. */
 int pipeline_poll(struct pipeline *p, struct pipeline_event *ev);
 
-/* Sends one plan to every stage. session, epoch, first_stage and last_stage are filled in here; plan->tick must be the
+/* Sends one plan to every stage. session and epoch are filled in here; plan->tick must be the
  * epoch's next (1, 2, ...). A port that fails ends the epoch: then PIPELINE and an event. */
 enum status pipeline_send(struct pipeline *p, struct plan *plan, int64_t now_ns);
 

@@ -161,7 +161,7 @@ static void on_loaded(struct pipeline *p, uint32_t stage, const struct msg_loade
     }
 }
 
-static void on_ack(struct pipeline *p, uint32_t stage, const struct msg_epoch *m)
+static void on_ack(struct pipeline *p, uint32_t stage, const struct msg_ack *m)
 {
     if (!is_current(p, m->session, m->epoch))
         return;

@@ -76,6 +76,7 @@ static void send_hello(struct control *c)
     m.hello.stage = c->o.stage;
     m.hello.pid = (uint32_t)getpid();
     m.hello.incarnation = c->o.incarnation;
+    m.hello.last_signal = c->o.last_signal;
     snprintf(m.hello.build, sizeof m.hello.build, "%s", config_version());
     if (gethostname(m.hello.host, sizeof m.hello.host - 1) != 0)
         snprintf(m.hello.host, sizeof m.hello.host, "unknown");

@@ -20,10 +20,11 @@ struct control;
 struct control_options {
     const char *coordinator;  /* HOST:PORT */
     const char *secret;       /* "": none */
-    uint32_t stage;           /* of --stage; the assignment decides */
+    uint32_t stage;           /* of --stage, or STAGE_ANY; the assignment decides */
     int heartbeat_ms;
     int64_t max_message_bytes;
     uint64_t incarnation;
+    uint32_t last_signal;     /* that ended the process before this one, 0: none or unknown */
     struct worker_options worker; /* send and send_ctx are filled in here */
     void (*over)(void *ctx, enum status why, const char *message);
     void *over_ctx;

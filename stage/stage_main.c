@@ -69,17 +69,24 @@ static int usable_cores(void)
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
+/* A count of the launcher, 0 when nobody said. */
+static uint32_t inherited_number(const char *name)
+{
+    const char *text = config_inherited(name);
+    return text && atoi(text) > 0 ? (uint32_t)atoi(text) : 0;
+}
+
 static enum status fill_setup(struct stage_program *p, struct error *err)
 {
     struct stage_setup *s = &p->setup;
     int64_t threads;
     s->config = &p->config;
-    s->stage = (uint32_t)p->config.stage;
+    s->stage = p->config.stage < 0 ? STAGE_ANY : (uint32_t)p->config.stage;
     s->kv_fd = config_inherited_fd("KV");
-    const char *stages = config_inherited("HOST_STAGES");
-    s->host_stages = stages && atoi(stages) > 0 ? (uint32_t)atoi(stages) : 1;
+    const uint32_t stages = inherited_number("HOST_STAGES");
+    s->host_stages = stages ? stages : 1;
     TRY(read_cores(s, err));
-    TRY(config_list_value(p->config.threads, (int)p->config.stage, &threads, err));
+    TRY(config_list_value(p->config.threads, p->config.stage < 0 ? 0 : (int)p->config.stage, &threads, err));
     s->n_threads = threads > 0 ? (int)threads : s->n_cores ? s->n_cores : usable_cores();
     if (s->n_threads > STAGE_MAX_CORES)
         return error_set(err, STATUS_CONFIG, "--threads: %d, at most %d", s->n_threads, STAGE_MAX_CORES);
@@ -122,6 +129,7 @@ static enum status start(struct stage_program *p, struct rpc_loop *loop, struct 
                                 .heartbeat_ms = (int)c->heartbeat_ms,
                                 .max_message_bytes = 64ll << 20,
                                 .incarnation = make_incarnation(),
+                                .last_signal = inherited_number("LAST_SIGNAL"),
                                 .worker = {.create_compute = create_compute, .compute_ctx = p},
                                 .over = over};
     TRY(link_socket_port_create(&sockets, &o.worker.port, err));
@@ -169,8 +177,10 @@ int stage_main(int argc, char **argv, stage_create_compute *create)
         return fail(&err);
     if (action == CONFIG_EXIT)
         return EXIT_ASKED;
-    snprintf(name, sizeof name, "stage %d", (int)p.config.stage);
-    log_open(name);
+    if (p.config.stage >= 0) {
+        snprintf(name, sizeof name, "stage %d", (int)p.config.stage);
+        log_open(name);
+    }
     if (log_set_levels(p.config.log, &err) != STATUS_OK || check_config(&p.config, &err) != STATUS_OK ||
         config_secret(&p.config, p.secret, &err) != STATUS_OK || fill_setup(&p, &err) != STATUS_OK)
         return fail(&err);

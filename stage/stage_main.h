@@ -16,7 +16,7 @@ enum { STAGE_MAX_CORES = 128 };
 
 struct stage_setup {
     const struct config *config;
-    uint32_t stage;
+    uint32_t stage;              /* of --stage, or STAGE_ANY */
     int n_threads;               /* --threads, else the cores that were given, else those this process may use */
     int n_cores;                 /* 0: nothing is to be pinned; else at least n_threads */
     int cores[STAGE_MAX_CORES];

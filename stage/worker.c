@@ -112,7 +112,8 @@ static void take_epoch(struct worker *w, const struct msg_epoch *e)
     w->tick = 0;
     w->facts.highest_epoch = e->epoch;
     pthread_mutex_unlock(&w->lock);
-    const struct from_stage m = {.kind = FROM_STAGE_ACK, .ack = *e};
+    const struct from_stage m = {.kind = FROM_STAGE_ACK,
+                                 .ack = {.session = e->session, .epoch = e->epoch, .kv_id = w->kv_id}};
     if (!worker__superseded(w))
         worker__send(w, &m);
 }

@@ -15,6 +15,7 @@ struct tick_work {
     const struct plan *plan;
     struct tick tick;
     uint32_t n_samples; /* of the plan; tick.n_samples is 0 where nothing is sampled */
+    uint32_t n_sent;    /* rows that the next stage computes too */
     struct stage_timing timing;
 };
 
@@ -32,6 +33,18 @@ static uint32_t neighbour(const struct worker *w, int step)
 
 /* --- the plan ---------------------------------------------------------------------------------------------------------------------- */
 
+/* Stages above a run's last one hold its KV already: nothing that depends on them can come of it. */
+static enum status check_bound(const struct worker *w, const struct plan_run *r, uint32_t i, struct error *err)
+{
+    const uint32_t n = w->assign.n_stages;
+    if (r->last_stage >= n)
+        return error_set(err, STATUS_PROTOCOL, "run %u: last_stage %u of %u stages", i, r->last_stage, n);
+    if (r->last_stage + 1 < n && (r->sample != SAMPLE_NONE || r->source != SOURCE_IDS))
+        return error_set(err, STATUS_PROTOCOL, "run %u: last_stage %u of %u stages, and it is sampled or of a sampled id", i,
+                         r->last_stage, n);
+    return STATUS_OK;
+}
+
 static enum status check_plan(const struct worker *w, const struct plan *p, struct error *err)
 {
     if (w->has_tick && p->tick != w->last_tick + 1)
@@ -40,11 +53,8 @@ static enum status check_plan(const struct worker *w, const struct plan *p, stru
     TRY(plan_check(p, err));
     if (p->n_rows > w->assign.max_rows)
         return error_set(err, STATUS_PROTOCOL, "%u rows, at most %u", p->n_rows, w->assign.max_rows);
-    if (p->last_stage >= w->assign.n_stages)
-        return error_set(err, STATUS_PROTOCOL, "last_stage %u of %u stages", p->last_stage, w->assign.n_stages);
-    if (p->first_stage != 0 || p->last_stage + 1 != w->assign.n_stages)
-        return error_set(err, STATUS_UNSUPPORTED, "a tick of stages %u..%u of %u", p->first_stage, p->last_stage,
-                         w->assign.n_stages);
+    for (uint32_t i = 0; i < p->n_runs; i++)
+        TRY(check_bound(w, &p->runs[i], i, err));
     return STATUS_OK;
 }
 
@@ -53,6 +63,10 @@ static void add_rows(struct tick_work *t, uint32_t run, const struct sequence *q
     struct worker *w = t->w;
     const struct plan_run *r = &t->plan->runs[run];
     const uint32_t *ids = r->source == SOURCE_IDS ? t->plan->words + r->first_id : NULL;
+    if (r->last_stage < w->assign.stage)
+        return;
+    if (r->last_stage > w->assign.stage)
+        t->n_sent += r->n;
     for (uint32_t i = 0; i < r->n; i++)
         w->rows[t->tick.n_rows++] = (struct tick_row){
             .blocks = q->blocks, .position = r->kv_index + i, .id = ids ? ids[i] : 0, .seq = q->seq};
@@ -124,7 +138,7 @@ static void count_stale_frame(struct worker *w)
     pthread_mutex_unlock(&w->lock);
 }
 
-static struct frame_header rows_header(const struct tick_work *t, uint32_t from, uint32_t to)
+static struct frame_header rows_header(const struct tick_work *t, uint32_t from, uint32_t to, uint32_t n_rows)
 {
     const struct worker *w = t->w;
     return (struct frame_header){.session = w->epoch.session,
@@ -133,16 +147,11 @@ static struct frame_header rows_header(const struct tick_work *t, uint32_t from,
                                  .flags = FRAME_ROWS,
                                  .from = (uint16_t)from,
                                  .to = (uint16_t)to,
-                                 .n_rows = t->plan->n_rows,
+                                 .n_rows = n_rows,
                                  .width = w->width,
                                  .dtype = FRAME_F32,
                                  .n_sections = 2,
-                                 .payload_bytes = (uint64_t)t->plan->n_rows * (w->width + 1) * 4};
-}
-
-static uint8_t *positions_at(const struct tick_work *t, uint8_t *payload)
-{
-    return payload + (size_t)t->plan->n_rows * t->w->width * sizeof(float);
+                                 .payload_bytes = (uint64_t)n_rows * (w->width + 1) * 4};
 }
 
 /* Reads up to a header that fits the plan; a frame of another epoch is read away and counted. */
@@ -169,10 +178,10 @@ static enum status read_header(struct tick_work *t, const struct frame_header *w
 static enum status read_frame(struct tick_work *t, struct error *err)
 {
     struct worker *w = t->w;
-    const struct frame_header want = rows_header(t, neighbour(w, -1), w->assign.stage);
+    const struct frame_header want = rows_header(t, neighbour(w, -1), w->assign.stage, t->tick.n_rows);
     TRY(read_header(t, &want, err));
     TRY(link_read_all(w->links.in, w->in, want.payload_bytes, w->assign.stuck_ms, err));
-    const uint8_t *positions = positions_at(t, w->in);
+    const uint8_t *positions = w->in + (size_t)t->tick.n_rows * w->width * sizeof(float);
     for (uint32_t i = 0; i < t->tick.n_rows; i++) {
         const uint8_t *p = positions + 4 * (size_t)i;
         uint32_t position = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
@@ -201,14 +210,38 @@ static enum status write_frame(struct tick_work *t, const struct frame_header *h
     return STATUS_OK;
 }
 
+/* Rows that end here are taken out: those that go on move up in w->out and, for their positions, in w->rows. */
+static void keep_sent_rows(struct tick_work *t)
+{
+    struct worker *w = t->w;
+    const size_t row_bytes = w->width * sizeof(float);
+    uint32_t from = 0, to = 0;
+    for (uint32_t i = 0; i < t->plan->n_runs; i++) {
+        const struct plan_run *r = &t->plan->runs[i];
+        if (r->last_stage < w->assign.stage)
+            continue;
+        if (r->last_stage > w->assign.stage) {
+            if (from != to) {
+                memmove(w->out + to * row_bytes, w->out + from * row_bytes, r->n * row_bytes);
+                memmove(&w->rows[to], &w->rows[from], r->n * sizeof w->rows[0]);
+            }
+            to += r->n;
+        }
+        from += r->n;
+    }
+    ASSERT(from == t->tick.n_rows && to == t->n_sent);
+}
+
 static enum status send_rows(struct tick_work *t, struct error *err)
 {
     struct worker *w = t->w;
-    uint8_t *positions = positions_at(t, w->out);
-    for (uint32_t i = 0; i < t->tick.n_rows; i++)
+    if (t->n_sent < t->tick.n_rows)
+        keep_sent_rows(t);
+    uint8_t *positions = w->out + (size_t)t->n_sent * w->width * sizeof(float);
+    for (uint32_t i = 0; i < t->n_sent; i++)
         for (int byte = 0; byte < 4; byte++)
             positions[4 * (size_t)i + (size_t)byte] = (uint8_t)(w->rows[i].position >> 8 * byte);
-    const struct frame_header h = rows_header(t, w->assign.stage, neighbour(w, 1));
+    const struct frame_header h = rows_header(t, w->assign.stage, neighbour(w, 1), t->n_sent);
     return write_frame(t, &h, w->out, err);
 }
 
@@ -327,6 +360,7 @@ static enum status run(struct tick_work *t, int *reported, struct error *err)
     struct worker *w = t->w;
     int64_t mark_ns = clock_now_ns();
     TRY(take_up(t, err));
+    t->timing.n_rows = t->tick.n_rows;
     if (w->assign.stage > 0) {
         TRY(at_link(read_frame(t, err), "link from", neighbour(w, -1), w, err));
         t->tick.in = (const float *)(const void *)w->in;

@@ -31,7 +31,7 @@ enum program {
     X(model, TEXT, "model", 11, NULL, 0, 0, NULL, "GGUF file")                                                                    \
     X(model_name, TEXT, "model-name", 9, NULL, 0, 0, NULL, "names it answers to, A,B (default: the file's name)")                 \
     X(stages, INT, "stages", 9, "1", 1, 64, NULL, "number of stages")                                                             \
-    X(stage, INT, "stage", 2, "0", 0, 63, NULL, "which stage this is")                                                            \
+    X(stage, INT, "stage", 2, "auto", 0, 63, NULL, "which stage this is (auto: the coordinator says)")                                                            \
     X(grpc, TEXT, "grpc", 9, "127.0.0.1:7411", 0, 0, NULL, "HOST:PORT where the coordinator listens")                             \
     X(http, TEXT, "http", 12, "127.0.0.1:8080", 0, 0, NULL, "HOST:PORT where the gateway listens")                                \
     X(coordinator, TEXT, "coordinator", 6, NULL, 0, 0, NULL, "HOST:PORT of the coordinator")                                      \

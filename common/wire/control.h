@@ -6,7 +6,7 @@
  *              stage -> coordinator                    coordinator -> stage
  *              HELLO                                   ASSIGN            (or EXIT: refused, by name)
  *              LOADED (pool, costs)                    EPOCH session, e
- *              ACK session, e                          LINKS             (once every stage has acknowledged e)
+ *              ACK session, e, its KV                  LINKS             (once every stage has acknowledged e)
  *              READY session, e                        PLAN ...
  *              RESULT (last stage), TIMINGS (others), HEARTBEAT, FAILED  EPOCH again, EXIT
  *
@@ -20,6 +20,8 @@
 
 #include "common/wire/plan.h"
 
+#define STAGE_ANY UINT32_MAX /* HELLO: whichever stage is free */
+
 /* A stage's links as others reach them. Empty text: not offered. */
 struct link_addresses {
     char tcp[64];      /* "10.0.0.2:41234" */
@@ -30,7 +32,7 @@ struct link_addresses {
 
 struct msg_hello {
     uint32_t wire_version;
-    uint32_t stage;
+    uint32_t stage;         /* or STAGE_ANY */
     char build[48], host[64], backend[32], profile[64];
     uint32_t pid;
     uint64_t incarnation;   /* random, new with every process */
@@ -38,6 +40,7 @@ struct msg_hello {
     uint64_t memory_bytes;  /* that it may use */
     uint8_t model_hash[32];
     uint32_t n_layers;      /* of the whole model, 0 for a fake stage */
+    uint32_t last_signal;   /* that ended the process before this one, 0: unknown or none */
     struct link_addresses addresses;
 };
 
@@ -65,6 +68,15 @@ struct msg_loaded {
 
 struct msg_epoch {
     uint64_t session, epoch;
+};
+
+/* The answer to EPOCH, with what the stage's KV pool holds. */
+struct msg_ack {
+    uint64_t session, epoch;
+    /* Names the content: random, not 0, made anew whenever the pool is created or is not trusted, the same as long as what
+     * earlier ticks wrote is still there (over epochs, and over a restart that mapped the same pool again). */
+    uint64_t kv_id;
+    uint64_t kv_session, kv_epoch, kv_tick; /* the last tick that was computed to its end into this pool; 0: none */
 };
 
 struct msg_links {
@@ -108,7 +120,8 @@ struct from_stage {
     union {
         struct msg_hello hello;
         struct msg_loaded loaded;
-        struct msg_epoch ack, ready;
+        struct msg_ack ack;
+        struct msg_epoch ready;
         struct result *result;
         struct {
             uint64_t session, epoch;

@@ -37,7 +37,7 @@ void plan_destroy(struct plan *p)
 void plan_reset(struct plan *p)
 {
     p->session = p->epoch = p->tick = 0;
-    p->first_stage = p->last_stage = p->n_rows = p->budget_us = 0;
+    p->n_rows = p->budget_us = 0;
     p->n_ops = p->n_runs = p->n_words = 0;
 }
 
@@ -48,8 +48,6 @@ enum status plan_copy(struct plan *to, const struct plan *from)
     to->session = from->session;
     to->epoch = from->epoch;
     to->tick = from->tick;
-    to->first_stage = from->first_stage;
-    to->last_stage = from->last_stage;
     to->n_rows = from->n_rows;
     to->budget_us = from->budget_us;
     to->n_ops = from->n_ops;
@@ -151,8 +149,6 @@ enum status plan_check(const struct plan *p, struct error *err)
     uint64_t n_rows = 0;
     if (p->n_ops > p->max_ops || p->n_runs > p->max_runs || p->n_words > p->max_words)
         return error_set(err, STATUS_PROTOCOL, "a plan with %u ops, %u runs, %u words", p->n_ops, p->n_runs, p->n_words);
-    if (p->first_stage > p->last_stage)
-        return error_set(err, STATUS_PROTOCOL, "stages %u..%u", p->first_stage, p->last_stage);
     for (uint32_t i = 0; i < p->n_ops; i++)
         TRY(check_op(p, i, err));
     for (uint32_t i = 0; i < p->n_runs; i++)

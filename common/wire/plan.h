@@ -15,7 +15,7 @@
 
 #include "common/base/error.h"
 
-enum { WIRE_VERSION = 1 };
+enum { WIRE_VERSION = 2 };
 enum { MAX_TOP_K = 1024 };
 
 /* How the last stage draws the next id of a sequence. */
@@ -60,13 +60,14 @@ struct plan_run {
     enum run_source source;
     enum run_sample sample;
     uint32_t first_id;    /* in words[], n of them (SOURCE_IDS) */
+    uint32_t last_stage;  /* the last stage that computes these rows: n_stages - 1, or less where the stages above hold their KV
+                           * already; then SAMPLE_NONE and SOURCE_IDS */
     uint64_t from_tick;   /* SOURCE_FROM_TICK, n == 1 */
     uint32_t table_check; /* plan_table_digest of seq's blocks after the ops */
 };
 
 struct plan {
     uint64_t session, epoch, tick;
-    uint32_t first_stage, last_stage;
     uint32_t n_rows, budget_us;
     uint32_t n_ops, n_runs, n_words;
     uint32_t max_ops, max_runs, max_words;

@@ -63,6 +63,7 @@ struct from_parts {
     union {
         Sluice__V1__Hello hello;
         Sluice__V1__Loaded loaded;
+        Sluice__V1__Ack ack;
         Sluice__V1__Epoch epoch;
         Sluice__V1__Result result;
         Sluice__V1__Timings batch;
@@ -87,6 +88,7 @@ static void pack_hello(const struct msg_hello *h, struct from_parts *f)
     m->memory_bytes = h->memory_bytes;
     m->model_hash = (ProtobufCBinaryData){.len = sizeof h->model_hash, .data = (uint8_t *)(uintptr_t)h->model_hash};
     m->n_layers = h->n_layers;
+    m->last_signal = h->last_signal;
     stage_wire__pack_addresses(&h->addresses, &f->addresses);
     m->addresses = &f->addresses;
     f->message.hello = m;
@@ -108,6 +110,19 @@ static void pack_loaded(const struct msg_loaded *l, struct from_parts *f)
     m->decode_us = (uint32_t *)(uintptr_t)l->decode_us;
     m->attention_ns = l->attention_ns;
     f->message.loaded = m;
+}
+
+static void pack_ack(const struct msg_ack *a, struct from_parts *f)
+{
+    Sluice__V1__Ack *m = &f->ack;
+    sluice__v1__ack__init(m);
+    m->session = a->session;
+    m->epoch = a->epoch;
+    m->kv_id = a->kv_id;
+    m->kv_session = a->kv_session;
+    m->kv_epoch = a->kv_epoch;
+    m->kv_tick = a->kv_tick;
+    f->message.ack = m;
 }
 
 static void pack_timing(const struct stage_timing *t, Sluice__V1__Timing *m)
@@ -209,8 +224,7 @@ static enum status pack(struct stage_packer *k, const struct from_stage *m, stru
         pack_loaded(&m->loaded, f);
         return STATUS_OK;
     case FROM_STAGE_ACK:
-        stage_wire__pack_epoch(&m->ack, &f->epoch);
-        f->message.ack = &f->epoch;
+        pack_ack(&m->ack, f);
         return STATUS_OK;
     case FROM_STAGE_READY:
         stage_wire__pack_epoch(&m->ready, &f->epoch);
@@ -267,6 +281,7 @@ static enum status unpack_hello(const Sluice__V1__Hello *m, struct msg_hello *h,
     h->highest_epoch = m->highest_epoch;
     h->memory_bytes = m->memory_bytes;
     h->n_layers = m->n_layers;
+    h->last_signal = m->last_signal;
     stage_wire__unpack_addresses(m->addresses, &h->addresses);
     if (m->model_hash.len != sizeof h->model_hash)
         return error_set(err, STATUS_PROTOCOL, "a model hash of %zu bytes instead of %zu", m->model_hash.len,
@@ -377,7 +392,12 @@ static enum status unpack(const Sluice__V1__FromStage *m, struct stage_source *f
     case FROM_STAGE_LOADED:
         return unpack_loaded(m->loaded, &out->loaded, err);
     case FROM_STAGE_ACK:
-        out->ack = (struct msg_epoch){.session = m->ack->session, .epoch = m->ack->epoch};
+        out->ack = (struct msg_ack){.session = m->ack->session,
+                                    .epoch = m->ack->epoch,
+                                    .kv_id = m->ack->kv_id,
+                                    .kv_session = m->ack->kv_session,
+                                    .kv_epoch = m->ack->kv_epoch,
+                                    .kv_tick = m->ack->kv_tick};
         return STATUS_OK;
     case FROM_STAGE_READY:
         out->ready = (struct msg_epoch){.session = m->ready->session, .epoch = m->ready->epoch};

@@ -40,6 +40,7 @@ static void pack_run(const struct plan *p, const struct plan_run *r, Sluice__V1_
         m->from_tick = r->from_tick;
     }
     m->table_check = r->table_check;
+    m->last_stage = r->last_stage;
 }
 
 /* The packer's memory holds pointers first, then messages. */
@@ -64,8 +65,6 @@ static enum status pack_plan(struct stage_packer *k, const struct plan *p, Sluic
     m->session = p->session;
     m->epoch = p->epoch;
     m->tick = p->tick;
-    m->first_stage = p->first_stage;
-    m->last_stage = p->last_stage;
     m->n_rows = p->n_rows;
     m->budget_us = p->budget_us;
     m->ops = (Sluice__V1__PlanOp **)pointers;
@@ -199,6 +198,7 @@ static enum status unpack_run(const Sluice__V1__PlanRun *m, uint32_t i, struct p
                          .kv_index = m->kv_index,
                          .source = (enum run_source)m->source,
                          .sample = (enum run_sample)m->sample,
+                         .last_stage = m->last_stage,
                          .from_tick = m->from_tick,
                          .table_check = m->table_check};
     size_t n_ids = r.source == SOURCE_IDS ? r.n : 0;
@@ -215,8 +215,6 @@ static enum status fill_plan(const Sluice__V1__Plan *m, struct plan *p, struct e
     p->session = m->session;
     p->epoch = m->epoch;
     p->tick = m->tick;
-    p->first_stage = m->first_stage;
-    p->last_stage = m->last_stage;
     p->budget_us = m->budget_us;
     if (m->n_ops > p->max_ops || m->n_runs > p->max_runs)
         return error_set(err, STATUS_PROTOCOL, "a plan of %zu ops and %zu runs, at most %u and %u", m->n_ops, m->n_runs,

@@ -183,7 +183,6 @@ struct plan *pipeline_plan(struct pipeline *p)
     p->plan->session = p->session;
     p->plan->epoch = p->epoch;
     p->plan->tick = p->next_tick++;
-    p->plan->last_stage = p->o.n_stages - 1;
     return p->plan;
 }
 

@@ -102,6 +102,7 @@ static void add_run(struct run_state *s, struct plan *plan, struct stream *t, st
         add_op(plan, &op, t->blocks + t->n_blocks - op.n_blocks);
     t->opened = 1;
     run->seq = t->ref.seq;
+    run->last_stage = s->p->o.n_stages - 1;
     run->table_check = plan_table_digest(t->blocks, t->n_blocks);
     CHECK(plan_add_run(plan, run, ids) == STATUS_OK);
     t->planned += run->n;

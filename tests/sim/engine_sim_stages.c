@@ -428,7 +428,7 @@ void engine_sim__answer(struct engine_sim *s, const struct sim_timer *t)
         m.loaded = loaded_of(s);
         break;
     case FROM_STAGE_ACK:
-        m.ack = g->epoch;
+        m.ack = (struct msg_ack){.session = g->epoch.session, .epoch = g->epoch.epoch, .kv_id = g->index + 1};
         break;
     default:
         m.ready = g->epoch;

@@ -173,7 +173,9 @@ int fake_answer(struct fake *k)
         k->epoch = m.epoch;
         k->highest_epoch = m.epoch.epoch;
         k->tick = 0;
-        fake_say(k, &(struct from_stage){.kind = FROM_STAGE_ACK, .ack = m.epoch});
+        fake_say(k, &(struct from_stage){.kind = FROM_STAGE_ACK, .ack = {.session = m.epoch.session,
+                                                                                .epoch = m.epoch.epoch,
+                                                                                .kv_id = k->stage + 1}});
         break;
     case TO_STAGE_LINKS:
         fake_say(k, &(struct from_stage){.kind = FROM_STAGE_READY, .ready = {m.links.session, m.links.epoch}});

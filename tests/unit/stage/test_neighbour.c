@@ -60,7 +60,7 @@ static void post_plan(struct fixture *f, int first)
 {
     struct plan *plan = pipeline_plan(f->p);
     const uint32_t block = BLOCK;
-    struct plan_run run = {.seq = 1, .n = N_ROWS, .source = SOURCE_IDS, .sample = SAMPLE_LAST,
+    struct plan_run run = {.seq = 1, .n = N_ROWS, .source = SOURCE_IDS, .sample = SAMPLE_LAST, .last_stage = 1,
                            .table_check = plan_table_digest(&block, 1)};
     if (first) {
         plan_add_op(plan, &(struct plan_op){.kind = OP_OPEN, .seq = 1, .n_blocks = 1, .sampler = pipeline_greedy}, &block);
@@ -365,7 +365,7 @@ static void feedback_that_nobody_asked_for_breaks_the_protocol(void **state)
     read_frame(&f, &h);         /* the first was right */
     struct plan *plan = pipeline_plan(f.p);
     const uint32_t block = BLOCK;
-    const struct plan_run run = {.seq = 1, .n = 1, .kv_index = N_ROWS + 1, .source = SOURCE_FROM_TICK, .from_tick = 2,
+    const struct plan_run run = {.seq = 1, .n = 1, .kv_index = N_ROWS + 1, .source = SOURCE_FROM_TICK, .from_tick = 2, .last_stage = 1,
                                  .table_check = plan_table_digest(&block, 1)};
     assert_int_equal(plan_add_run(plan, &run, NULL), STATUS_OK);
     assert_int_equal(pipeline_post_plan(f.p, 0, plan), STATUS_OK);
@@ -414,7 +414,8 @@ static void feedback_of_a_sequence_whose_ids_came_with_the_plans_may_be_late(voi
     for (uint32_t tick = 2; tick <= held + 3; tick++) {
         struct plan *plan = pipeline_plan(f.p);
         const struct plan_run run = {.seq = 1, .n = 1, .kv_index = N_ROWS + tick - 2, .source = SOURCE_IDS,
-                                     .sample = SAMPLE_LAST, .table_check = plan_table_digest(&block, 1)};
+                                     .sample = SAMPLE_LAST, .last_stage = 1,
+                                     .table_check = plan_table_digest(&block, 1)};
         assert_int_equal(plan_add_run(plan, &run, some_ids), STATUS_OK);
         assert_int_equal(pipeline_post_plan(f.p, 0, plan), STATUS_OK);
         if (tick > held) { /* it waits for the oldest one */

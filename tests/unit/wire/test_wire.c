@@ -69,7 +69,6 @@ static void plan_with_one_wrong_field_is_refused(void **state)
     REFUSED(p->runs[0].first_id = 30);
     REFUSED(p->runs[1].from_tick = 9);
     REFUSED(p->runs[0].kv_index = UINT32_MAX);
-    REFUSED(p->first_stage = 2);
     REFUSED(p->n_words = 33);
 }
 
