@@ -32,8 +32,16 @@ struct child *supervisor_add(struct supervisor *s, const char *name)
     struct child *c = &s->children[s->n_children++];
     snprintf(c->name, sizeof c->name, "%s", name);
     c->start_at_ns = 1;
-    c->pass_fd = -1;
     return c;
+}
+
+void supervisor_pass(struct child *c, const char *name, int fd)
+{
+    char *text = NULL;
+    CHECK(c->n_pass < MAX_CHILD_FDS && c->n_env < MAX_CHILD_ENV);
+    CHECK(asprintf(&text, "SLUICE_%s_FD=%d", name, fd) > 0);
+    c->pass_fds[c->n_pass++] = fd;
+    c->env[c->n_env++] = text;
 }
 
 /* A worker that still carried the variables of MPI would be half a member of the job. */
@@ -88,8 +96,8 @@ static enum status start(struct supervisor *s, struct child *c)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != s->self) /* the launcher died in between */
             _exit(EXIT_BUG);
-        if (c->pass_fd >= 0)
-            fcntl(c->pass_fd, F_SETFD, 0);
+        for (int i = 0; i < c->n_pass; i++)
+            fcntl(c->pass_fds[i], F_SETFD, 0);
         setpgid(0, 0); /* the terminal's Ctrl-C reaches the launcher alone, which drains */
         execve(c->argv[0], (char *const *)c->argv, env);
         fprintf(stderr, "sluice-launch: %s cannot be started: %s\n", c->argv[0], strerror(errno));

@@ -15,14 +15,15 @@
 
 #include "common/base/error.h"
 
-enum { MAX_CHILDREN = 66, MAX_CHILD_ARGS = 160, MAX_RESTARTS_KEPT = 64 };
+enum { MAX_CHILDREN = 66, MAX_CHILD_ARGS = 160, MAX_CHILD_ENV = 12, MAX_CHILD_FDS = 6, MAX_RESTARTS_KEPT = 64 };
 
 struct child {
     char name[24];                     /* "stage 1" */
     const char *argv[MAX_CHILD_ARGS];
-    char *env[8];                      /* NAME=VALUE on top of the launcher's environment */
+    char *env[MAX_CHILD_ENV];          /* NAME=VALUE on top of the launcher's environment */
     int n_env;
-    int pass_fd;                       /* a descriptor that only this child inherits, or -1 */
+    int pass_fds[MAX_CHILD_FDS];       /* descriptors that only this child inherits */
+    int n_pass;
     pid_t pid;                         /* 0: not running */
     int64_t start_at_ns;               /* when it is to be started; 0: not */
     int64_t restarted_ns[MAX_RESTARTS_KEPT];
@@ -49,6 +50,8 @@ struct supervisor {
 int supervisor_started_by_mpi(void);
 void supervisor_init(struct supervisor *s, int64_t restart_delay_ms, int64_t restart_limit);
 struct child *supervisor_add(struct supervisor *s, const char *name);
+/* This child inherits fd (which is close-on-exec for the others) and knows it as SLUICE_<name>_FD. */
+void supervisor_pass(struct child *c, const char *name, int fd);
 /* Starts what is due. */
 void supervisor_start_due(struct supervisor *s, int64_t now_ns);
 /* Time of the next start, or INT64_MAX. */

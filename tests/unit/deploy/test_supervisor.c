@@ -139,10 +139,10 @@ static void supervisor_children_get_their_own_variables_and_none_of_mpi(void **s
     assert_true(supervisor_started_by_mpi());
     assert_int_equal(pipe2(pipe_fd, O_CLOEXEC), 0);
     supervisor_init(&sup, 0, 10);
-    snprintf(script, sizeof script, "echo \"$OMPI_COMM_WORLD_RANK$PMIX_RANK $SLUICE_TEST $SLUICE_INCARNATION\" >&%d", pipe_fd[1]);
+    snprintf(script, sizeof script, "echo \"$OMPI_COMM_WORLD_RANK$PMIX_RANK $SLUICE_TEST $SLUICE_INCARNATION\" >&$SLUICE_SAY_FD");
     struct child *c = shell("c", script);
     c->env[c->n_env++] = mine;
-    c->pass_fd = pipe_fd[1];
+    supervisor_pass(c, "SAY", pipe_fd[1]);
     run(&end);
     assert_string_equal(said(pipe_fd[0]), " child 0\n");
     assert_int_equal(supervisor_restart(&sup, c, clock_now_ns()), STATUS_OK);

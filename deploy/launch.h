@@ -1,0 +1,59 @@
+/* deploy/launch.h - one rank's launcher. Inside deploy only.
+ *
+ * Purpose    What the three files of sluice-launch share: launch_main.c starts (MPI, addresses, the secret) and leaves,
+ *            launch_children.c says which processes a rank has and with which arguments, launch_run.c runs them until the
+ *            job ends.
+ * Ownership  One launcher a process; its strings live as long as it.
+ * Threading  Main thread.
+ * Errors     STATUS_CONFIG, STATUS_IO.
+ */
+#ifndef SLUICE_DEPLOY_LAUNCH_H
+#define SLUICE_DEPLOY_LAUNCH_H
+
+#include <stdint.h>
+
+#include "common/base/config.h"
+#include "deploy/job.h"
+#include "deploy/supervisor.h"
+
+/* What every rank tells the others. */
+struct rank_facts {
+    char boot_id[40], address[64];
+    int64_t host_key; /* ranks with the same one share a host (network namespace included) */
+};
+
+enum phase { PHASE_RUN, PHASE_DRAIN, PHASE_END };
+
+struct launcher {
+    struct config config;
+    int rank, n_ranks, n_stages;
+    int local, n_local; /* among the ranks of this host */
+    int one_host;
+    struct rank_facts facts[JOB_MAX_RANKS];
+    char coordinator[128]; /* as the processes of this rank reach it */
+    char listen[128];      /* --grpc of the coordinator */
+    char bin[3072];        /* folder of the programs */
+    int secret_fd, ready_pipe[2], signal_fd;
+    struct job job;
+    struct supervisor sup;
+    struct child *coordinator_child, *gateway_child;
+    enum phase phase;
+    int ready, exit_code, kills;
+    int64_t phase_until_ns;
+};
+
+/* --- launch_children.c --- */
+
+/* Folder of this program: the others lie beside it. */
+void launch_find_programs(struct launcher *l);
+/* The processes of this rank, not started yet. */
+enum status launch_add_children(struct launcher *l, struct error *err);
+
+/* --- launch_run.c --- */
+
+/* Signals come by descriptor from here on, in this thread and those that follow. */
+enum status launch_open_signals(struct launcher *l, struct error *err);
+/* Runs the children until the job ends and none is left; l->exit_code says how. */
+void launch_supervise(struct launcher *l);
+
+#endif
