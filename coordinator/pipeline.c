@@ -37,6 +37,7 @@ static void fall(struct pipeline *p, int stage, const struct error *why, int64_t
     if (p->state == PIPELINE_WAITING)
         return;
     trace_event("pipeline falls", p->state, stage, why->status, (int64_t)p->epoch);
+    p->cause = (struct pipeline_cause){stage, *why, p->cause.since_ns ? p->cause.since_ns : now_ns};
     if (p->state == PIPELINE_RUNNING) {
         p->stats.losses++;
         if (!p->ready_pending) { /* else nobody has heard that it was ready */
@@ -379,7 +380,8 @@ int pipeline_poll(struct pipeline *p, struct pipeline_event *ev)
     }
     if (p->ready_pending) {
         *ev = (struct pipeline_event){.kind = PIPELINE_EVENT_READY, .stage = STAGE_NONE,
-                                      .n_blocks = stage_table_smallest_pool(p->stages)};
+                                      .n_blocks = stage_table_smallest_pool(p->stages),
+                                      .kv_lost = (int)p->n_stages - 1, .crash_stage = STAGE_NONE};
         p->ready_pending = 0;
         return 1;
     }
@@ -422,6 +424,11 @@ void pipeline_destroy(struct pipeline *p)
         return;
     stage_table_destroy(p->stages);
     free(p);
+}
+
+const struct pipeline_cause *pipeline_why(const struct pipeline *p)
+{
+    return p->cause.since_ns ? &p->cause : NULL;
 }
 
 enum pipeline_state pipeline_state(const struct pipeline *p)

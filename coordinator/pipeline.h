@@ -50,15 +50,28 @@ enum pipeline_take {
 };
 
 enum pipeline_event_kind {
-    PIPELINE_EVENT_READY = 1, /* RUNNING: reset scheduler and blocks to n_blocks, take costs from the stage table */
+    PIPELINE_EVENT_READY = 1, /* RUNNING: ticks begin at 1 again; blocks are n_blocks, costs are in the stage table */
     PIPELINE_EVENT_LOST,      /* was RUNNING: whatever was in flight is gone */
 };
 
 struct pipeline_event {
     enum pipeline_event_kind kind;
-    uint32_t n_blocks;        /* READY */
+    uint32_t n_blocks;        /* READY: of the smallest pool */
+    /* READY: the highest stage whose KV pool does not hold all that the ticks retired up to the last LOST have written, STAGE_NONE:
+     * every one does; n_stages - 1 for the first READY. Blocks are as they were in the stages above it. */
+    int kv_lost;
+    /* READY: the process that served crash_stage when the last epoch was lost ended by this signal, one of those that a
+     * process brings on itself (SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE). 0 and STAGE_NONE: none did. */
+    int crash_signal, crash_stage;
     int stage;                /* LOST: who, or STAGE_NONE */
     struct error why;         /* LOST: STATUS_LINK, TIMEOUT, CLOSED, STAGE, PROTOCOL, ... */
+};
+
+/* Why there is no service. */
+struct pipeline_cause {
+    int stage;                /* that is to blame as far as is known by now, or STAGE_NONE */
+    struct error why;
+    int64_t since_ns;         /* when the first epoch was lost after one that had retired a tick */
 };
 
 struct pipeline_stats {
@@ -92,6 +105,9 @@ int pipeline_poll(struct pipeline *p, struct pipeline_event *ev);
  * epoch's next (1, 2, ...). A port that fails ends the epoch: then PIPELINE and an event. */
 enum status pipeline_send(struct pipeline *p, struct plan *plan, int64_t now_ns);
 
+/* Of the last loss, until a tick is retired in RUNNING; NULL: there is none. A stage that fails every tick leaves the pipeline
+ * RUNNING now and then, yet this stays and since_ns with it. */
+const struct pipeline_cause *pipeline_why(const struct pipeline *p);
 enum pipeline_state pipeline_state(const struct pipeline *p);
 int pipeline_running(const struct pipeline *p);
 uint64_t pipeline_session(const struct pipeline *p);

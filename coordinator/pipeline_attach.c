@@ -200,6 +200,7 @@ static enum pipeline_take on_result(struct pipeline *p, uint32_t stage, const st
         timing.stage = stage;
         stage_table_timing(p->stages, &timing, now_ns);
         p->retired_tick++;
+        p->cause.since_ns = 0;
         p->progress_ns = now_ns;
         return PIPELINE_RESULT;
     }

@@ -26,6 +26,7 @@ struct pipeline {
     int stopped;
     int lost_pending, ready_pending;
     struct pipeline_event lost;
+    struct pipeline_cause cause;      /* since_ns 0: none */
     struct pipeline_stats stats;
     struct stage_table *stages;
     void (*random)(void *ctx, void *bytes, size_t n);
