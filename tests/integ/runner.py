@@ -34,7 +34,7 @@ def is_chosen(name, chosen):
 
 def run(module):
     """Runs every test_* and fc_* of a module (or those named); the exit code is that of a test program."""
-    tests = [(n, f) for n, f in vars(module).items() if n.startswith(("test_", "fc_", "soak_")) and callable(f)]
+    tests = [(n, f) for n, f in vars(module).items() if n.startswith(("test_", "fc_", "soak_", "cluster_")) and callable(f)]
     bare = [n for n, f in tests if not n.startswith("test_") and not hasattr(f, "case")]
     assert not bare, f"no @case above {bare}"
     chosen = sys.argv[1:]

@@ -1,15 +1,14 @@
 # Whole services, started by tests/lib/fake_service or the launcher (service.py), and the failure cases.
-set(service_slack 1)
-if(SLUICE_SANITIZE)
-  set(service_slack 4)
-endif()
-
 # service_test(NAME FILE ARGUMENT TIER TIMEOUT ALONE LABELS...): one Python process, `FILE [ARGUMENT]`. The interpreter is chosen
 # when it runs. Stages that sleep leave both cores free, so services run side by side; ALONE is for those that compute, or that
 # judge time closer than a busy machine keeps it.
 function(service_test name file argument tier timeout alone)
   add_test(NAME ${name} COMMAND sh -c "exec \"\${SLUICE_TEST_PYTHON:-/usr/bin/python3}\" -B ${file}.py ${argument}"
     WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+  set(service_slack 1)
+  if(SLUICE_SANITIZE)
+    set(service_slack 4)
+  endif()
   math(EXPR timeout "${timeout} * ${service_slack}")
   set_tests_properties(${name} PROPERTIES LABELS "service;${tier};${ARGN}" TIMEOUT ${timeout} SKIP_RETURN_CODE 77 RUN_SERIAL ${alone}
     ENVIRONMENT "SLUICE_BIN=${CMAKE_BINARY_DIR}/bin;SLUICE_TEST_SLACK=${service_slack}")
@@ -22,11 +21,13 @@ function(sluice_service_test name tier timeout)
   service_test(integ_${name} ${name} "" ${tier} ${timeout} ${A_ALONE} ${A_UNPARSED_ARGUMENTS})
 endfunction()
 
-# sluice_cases(FILE): each function of tests/integ/FILE.py with `@case(...)` above it (runner.py) as a test of its own, integ_FUNCTION.
+# sluice_cases(FILE): each function of FILE.py in this folder with `@case(...)` above it (runner.py) as a test of its own, integ_FUNCTION
+# (cluster_FUNCTION in tests/cluster).
 # The fast ones on fake stages that judge no gaps run in the ASan build too.
 function(sluice_cases file)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file}.py)
-  file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/${file}.py lines REGEX "^(@case\\(|def (fc|soak)_)")
+  file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/${file}.py lines REGEX "^(@case\\(|def (fc|soak|cluster)_)")
+  cmake_path(GET CMAKE_CURRENT_SOURCE_DIR FILENAME folder)
   set(about "")
   foreach(line IN LISTS lines)
     if(line MATCHES "^@case")
@@ -34,7 +35,7 @@ function(sluice_cases file)
       continue()
     endif()
     if(NOT about MATCHES "^@case\\(\"(fast|full|nightly)\"")
-      message(FATAL_ERROR "tests/integ/${file}.py: no @case(\"TIER\", ...) in the line above '${line}'")
+      message(FATAL_ERROR "${folder}/${file}.py: no @case(\"TIER\", ...) in the line above '${line}'")
     endif()
     set(tier ${CMAKE_MATCH_1})
     set(seconds 60)
@@ -52,7 +53,8 @@ function(sluice_cases file)
       list(APPEND labels asan)
     endif()
     string(REGEX REPLACE "^def ([a-zA-Z0-9_]+).*" "\\1" name "${line}")
-    service_test(integ_${name} ${file} ${name} ${tier} ${seconds} ${alone} ${labels})
+    string(REGEX REPLACE "^cluster_" "" short ${name})
+    service_test(${folder}_${short} ${file} ${name} ${tier} ${seconds} ${alone} ${labels})
     set(about "")
   endforeach()
 endfunction()
