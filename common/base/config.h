@@ -37,6 +37,9 @@ enum program {
     X(coordinator, TEXT, "coordinator", 6, NULL, 0, 0, NULL, "HOST:PORT of the coordinator")                                      \
     X(data, TEXT, "data", 10, "auto", 0, 0, NULL, "HOST[:PORT] where a stage takes its link")                                     \
     X(token_file, TEXT, "token-file", 15, NULL, 0, 0, NULL, "file with the secret between processes")                             \
+    X(tls_cert, TEXT, "tls-cert", 15, NULL, 0, 0, NULL, "PEM certificate (chain): HTTPS at the gateway; with --tls-ca gRPC too")    \
+    X(tls_key, TEXT, "tls-key", 15, NULL, 0, 0, NULL, "PEM private key of --tls-cert, without a passphrase")                      \
+    X(tls_ca, TEXT, "tls-ca", 15, NULL, 0, 0, NULL, "PEM CA: processes show each other certificates; links are encrypted")        \
     X(drain_ms, INT, "drain-ms", 13, "30000", 0, 3600000, NULL, "longest drain on SIGTERM")                                       \
     X(restart_delay_ms, INT, "restart-delay-ms", 8, "100", 0, 60000, NULL, "wait before a process is restarted")                  \
     X(restarts, INT, "restarts", 8, "10", 0, 1000000, NULL, "restarts of one process in ten minutes")                             \
@@ -66,7 +69,7 @@ enum program {
     X(link, CHOICE, "link", 10, "auto", 0, 0, "auto|unix|tcp|nccl", "activation transport")                                       \
     X(heartbeat_ms, INT, "heartbeat-ms", 15, "300", 20, 60000, NULL, "heartbeat interval; lost after four missed")                \
     X(stuck_ms, INT, "stuck-ms", 15, "10000", 100, 3600000, NULL, "longest time without progress while heartbeats live")          \
-    X(recovery_timeout_ms, INT, "recovery-timeout-ms", 9, "120000", 100, 3600000, NULL, "how long requests wait for a lost stage") \
+    X(recovery_timeout_ms, INT, "recovery-timeout-ms", 13, "120000", 100, 3600000, NULL, "how long requests wait for a lost process") \
     X(exact, SWITCH, "exact", 11, "on", 0, 0, NULL, "row-invariant kernels only")                                                 \
     X(max_body_mib, INT, "max-body-mib", 13, "64", 1, 1024, NULL, "largest HTTP body and gRPC message")                           \
     X(metrics_aliases, CHOICE, "metrics-aliases", 12, "none", 0, 0, "none|vllm", "a second set of metric names")                  \

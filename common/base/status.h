@@ -26,6 +26,7 @@
     X(BODY_TYPE,       -110, 415,  3, 0, "invalid_request_error",  "the body is not JSON")                             \
     X(UNSUPPORTED,     -111, 501, 12, 0, "not_implemented_error",  "not built yet")                                    \
     X(WRITE_STALLED,   -112, 499,  1, 1, "cancelled",              "the client read nothing for too long")             \
+    X(CONFLICT,        -113, 409, 10, 0, "conflict_error",         "a later attempt of the same request is here")      \
     X(SLOTS_BUSY,       -20, 503,  8, 1, "overloaded_error",       "every slot is in use")                             \
     X(SLOT_STALE,       -21, 500, 13, 1, "internal_error",         "the slot has passed to another sequence")          \
     X(BLOCKS_BUSY,      -22, 503,  8, 1, "overloaded_error",       "every KV block is in use")                         \

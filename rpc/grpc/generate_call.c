@@ -29,11 +29,13 @@ static void push(struct generate_call *g, struct queued_event q)
 
 static struct queued_event close_text(struct generate_call *g)
 {
-    struct generate_event e = {.kind = GENERATE_TEXT, .text = {g->text.data, g->text.len}, .ids = g->ids, .n_ids = g->n_ids};
+    struct generate_event e = {.kind = GENERATE_TEXT, .text = {g->text.data, g->text.len}, .ids = g->ids, .n_ids = g->n_ids,
+                               .has_usage = g->has_usage, .usage = g->usage};
     struct queued_event q = {inference_wire_pack_event(&e), GENERATE_TEXT, g->text.len, g->n_ids};
     if (q.message) { /* else it stays open and is tried again */
         buf_clear(&g->text);
         g->n_ids = 0;
+        g->has_usage = 0;
     }
     return q;
 }
@@ -86,6 +88,10 @@ static enum status queue_text(struct generate_call *g, const struct generate_eve
         return STATUS_OUT_OF_MEMORY;
     if (e->n_ids)
         memcpy(g->ids + g->n_ids, e->ids, e->n_ids * sizeof *e->ids);
+    if (e->has_usage) {
+        g->has_usage = 1;
+        g->usage = e->usage;
+    }
     g->n_ids += e->n_ids;
     g->unsent_bytes += e->text.len;
     g->unsent_ids += e->n_ids;
@@ -125,6 +131,7 @@ static void drop_queue(struct generate_call *g)
     }
     buf_clear(&g->text);
     g->n_ids = 0;
+    g->has_usage = 0;
     g->unsent_bytes = g->out_bytes;
     g->unsent_ids = g->out_ids;
 }

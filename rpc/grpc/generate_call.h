@@ -32,6 +32,8 @@ struct generate_call {
     struct buf text;           /* the open TEXT event */
     uint32_t *ids;
     size_t n_ids, max_ids;
+    int has_usage;             /* of the open TEXT event */
+    struct usage usage;
     size_t unsent_bytes, unsent_ids;
 };
 

@@ -17,7 +17,7 @@
 #include "common/wire/plan.h"
 #include "rpc/grpc/rpc.h"
 
-enum { MAX_STOPS = 16, MAX_STOP_BYTES = 512 };
+enum { MAX_STOPS = 16, MAX_STOP_BYTES = 512, MAX_RESUME_TOKEN = 128 };
 
 enum prompt_kind {
     PROMPT_TEXT = 1, /* text: plain completion, special tokens parsed */
@@ -28,6 +28,19 @@ enum prompt_kind {
 struct bytes {
     const char *data;
     size_t len;
+};
+
+struct usage {
+    uint32_t prompt_tokens, cached_tokens, completion_tokens;
+    double queue_ms, prompt_ms, decode_ms;
+};
+
+/* A call was lost, the answer goes on: prompt, seed and limits are those of the first attempt, the prompt as ids. */
+struct generate_resume {
+    struct bytes token;           /* of ACCEPTED, at most MAX_RESUME_TOKEN bytes; "": this is no resumption */
+    const uint32_t *ids;          /* of the answer, as far as they were delivered */
+    size_t n_ids;
+    struct usage usage;           /* of the first TEXT; decode_ms: since it came */
 };
 
 struct generate_request {
@@ -47,8 +60,7 @@ struct generate_request {
     int64_t deadline_ms;          /* 0: none */
     struct bytes client;          /* server side: the claimed name from peers with the secret (or where none is set), else
                                    * "key-" and a hash of the bearer, else generate_call_peer: never to be checked again */
-    const uint32_t *resume_ids;   /* ids already delivered (reserved for recovery) */
-    size_t n_resume_ids;
+    struct generate_resume resume;
     int no_cache;                 /* cache_prompt: false */
 };
 
@@ -61,14 +73,10 @@ enum generate_event_kind {
     GENERATE_DONE = 4,     /* finish reason, usage, timings; last event, then status OK */
 };
 
-struct usage {
-    uint32_t prompt_tokens, cached_tokens, completion_tokens;
-    double queue_ms, prompt_ms, decode_ms;
-};
-
 struct generate_event {
     enum generate_event_kind kind;
     struct bytes request_id, model, profile; /* ACCEPTED */
+    struct bytes resume_token;               /* ACCEPTED */
     uint64_t seed;
     uint32_t queue_position;                 /* PROGRESS: > 0 while it waits (1 = next) */
     uint32_t read_tokens, prompt_tokens;     /* PROGRESS while reading; ACCEPTED: prompt_tokens */
@@ -77,7 +85,8 @@ struct generate_event {
     size_t n_ids;
     enum finish_reason finish;
     struct bytes stop_text;                  /* DONE: the stop string that matched, or "" */
-    struct usage usage;
+    int has_usage;                           /* TEXT: the first of an answer, with what it took until then */
+    struct usage usage;                      /* DONE, and TEXT that has it */
 };
 
 /* --- server ------------------------------------------------------------------------------------------------------------ */

@@ -1,5 +1,6 @@
 #include "rpc/grpc/inference_wire.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "common/base/check.h"
@@ -8,6 +9,29 @@
 #include "rpc/proto/inference.pb-c.h"
 
 #define MAX_DEADLINE_MS (10ll * 365 * 86400 * 1000)
+
+/* --- usage --------------------------------------------------------------------------------------------------------------- */
+
+static void pack_usage(const struct usage *u, Sluice__V1__Usage *out)
+{
+    sluice__v1__usage__init(out);
+    out->prompt_tokens = u->prompt_tokens;
+    out->cached_tokens = u->cached_tokens;
+    out->completion_tokens = u->completion_tokens;
+    out->queue_ms = u->queue_ms;
+    out->prompt_ms = u->prompt_ms;
+    out->decode_ms = u->decode_ms;
+}
+
+static struct usage usage_pb(const Sluice__V1__Usage *u)
+{
+    return (struct usage){.prompt_tokens = u->prompt_tokens,
+                          .cached_tokens = u->cached_tokens,
+                          .completion_tokens = u->completion_tokens,
+                          .queue_ms = u->queue_ms,
+                          .prompt_ms = u->prompt_ms,
+                          .decode_ms = u->decode_ms};
+}
 
 /* --- requests ---------------------------------------------------------------------------------------------------------- */
 
@@ -36,7 +60,9 @@ static enum status pack_prompt(const struct generate_request *r, Sluice__V1__Gen
 enum status inference_wire_pack_request(const struct generate_request *r, grpc_byte_buffer **out, struct error *err)
 {
     Sluice__V1__GenerateRequest m;
-    Sluice__V1__TokenIds ids = SLUICE__V1__TOKEN_IDS__INIT, resume = SLUICE__V1__TOKEN_IDS__INIT;
+    Sluice__V1__TokenIds ids = SLUICE__V1__TOKEN_IDS__INIT;
+    Sluice__V1__Resume resume = SLUICE__V1__RESUME__INIT;
+    Sluice__V1__Usage usage;
     Sluice__V1__Sampler sampler;
     ProtobufCBinaryData stop[MAX_STOPS];
     if (r->n_stops > MAX_STOPS)
@@ -57,9 +83,14 @@ enum status inference_wire_pack_request(const struct generate_request *r, grpc_b
     m.priority = r->batch_priority ? SLUICE__V1__PRIORITY__PRIORITY_BATCH : SLUICE__V1__PRIORITY__PRIORITY_INTERACTIVE;
     m.deadline_ms = r->deadline_ms > 0 ? (uint64_t)r->deadline_ms : 0;
     m.client = pb_bytes(r->client);
-    resume.ids = (uint32_t *)(uintptr_t)r->resume_ids;
-    resume.n_ids = r->n_resume_ids;
-    m.resume = r->n_resume_ids ? &resume : NULL;
+    if (r->resume.token.len) {
+        pack_usage(&r->resume.usage, &usage);
+        resume.token = pb_bytes(r->resume.token);
+        resume.ids = (uint32_t *)(uintptr_t)r->resume.ids;
+        resume.n_ids = r->resume.n_ids;
+        resume.usage = &usage;
+        m.resume = &resume;
+    }
     m.no_cache = r->no_cache != 0;
     *out = message_pack(&m.base);
     return STATUS_OK;
@@ -142,14 +173,30 @@ static enum status unpack_numbers(const Sluice__V1__GenerateRequest *m, struct g
     return STATUS_OK;
 }
 
+static int is_duration(double ms)
+{
+    return isfinite(ms) && ms >= 0 && ms <= MAX_DEADLINE_MS;
+}
+
 static enum status unpack_resume(const Sluice__V1__GenerateRequest *m, struct generate_request *r, struct error *err)
 {
+    struct generate_resume *to = &r->resume;
     if (!m->resume)
         return STATUS_OK;
-    r->resume_ids = m->resume->ids;
-    r->n_resume_ids = m->resume->n_ids;
-    if (r->n_resume_ids > MAX_REQUEST_IDS)
-        return error_param(err, STATUS_BAD_REQUEST, "resume", "", "%zu ids, at most %d", r->n_resume_ids, MAX_REQUEST_IDS);
+    to->token = bytes_pb(m->resume->token);
+    to->ids = m->resume->ids;
+    to->n_ids = m->resume->n_ids;
+    if (to->token.len == 0 || to->token.len > MAX_RESUME_TOKEN)
+        return error_param(err, STATUS_BAD_REQUEST, "resume", "", "a token of %zu bytes, allowed are 1 to %d", to->token.len,
+                           MAX_RESUME_TOKEN);
+    if (to->n_ids > MAX_REQUEST_IDS)
+        return error_param(err, STATUS_BAD_REQUEST, "resume", "", "%zu ids, at most %d", to->n_ids, MAX_REQUEST_IDS);
+    if (r->prompt != PROMPT_IDS || !r->has_seed || r->attempt == 0)
+        return error_param(err, STATUS_BAD_REQUEST, "resume", "", "goes on by the prompt's ids, its seed and an attempt above 0");
+    if (m->resume->usage)
+        to->usage = usage_pb(m->resume->usage);
+    if (!is_duration(to->usage.queue_ms) || !is_duration(to->usage.prompt_ms) || !is_duration(to->usage.decode_ms))
+        return error_param(err, STATUS_BAD_REQUEST, "resume", "", "a duration of the usage is out of range");
     return STATUS_OK;
 }
 
@@ -184,6 +231,7 @@ static grpc_byte_buffer *pack_accepted(const struct generate_event *e, Sluice__V
     a.prompt_tokens = e->prompt_tokens;
     a.prompt_ids = (uint32_t *)(uintptr_t)e->ids;
     a.n_prompt_ids = e->n_ids;
+    a.resume_token = pb_bytes(e->resume_token);
     m->event_case = SLUICE__V1__GENERATE_EVENT__EVENT_ACCEPTED;
     m->accepted = &a;
     return message_pack(&m->base);
@@ -206,6 +254,11 @@ static grpc_byte_buffer *pack_text(const struct generate_event *e, Sluice__V1__G
     t.text = pb_bytes(e->text);
     t.ids = (uint32_t *)(uintptr_t)e->ids;
     t.n_ids = e->n_ids;
+    Sluice__V1__Usage usage;
+    if (e->has_usage) {
+        pack_usage(&e->usage, &usage);
+        t.usage = &usage;
+    }
     m->event_case = SLUICE__V1__GENERATE_EVENT__EVENT_TEXT;
     m->text = &t;
     return message_pack(&m->base);
@@ -214,13 +267,8 @@ static grpc_byte_buffer *pack_text(const struct generate_event *e, Sluice__V1__G
 static grpc_byte_buffer *pack_done(const struct generate_event *e, Sluice__V1__GenerateEvent *m)
 {
     Sluice__V1__Done d = SLUICE__V1__DONE__INIT;
-    Sluice__V1__Usage u = SLUICE__V1__USAGE__INIT;
-    u.prompt_tokens = e->usage.prompt_tokens;
-    u.cached_tokens = e->usage.cached_tokens;
-    u.completion_tokens = e->usage.completion_tokens;
-    u.queue_ms = e->usage.queue_ms;
-    u.prompt_ms = e->usage.prompt_ms;
-    u.decode_ms = e->usage.decode_ms;
+    Sluice__V1__Usage u;
+    pack_usage(&e->usage, &u);
     d.finish = (Sluice__V1__FinishReason)e->finish;
     d.stop_text = pb_bytes(e->stop_text);
     d.usage = &u;
@@ -255,6 +303,7 @@ static void unpack_accepted(const Sluice__V1__Accepted *a, struct generate_event
     e->prompt_tokens = a->prompt_tokens;
     e->ids = a->prompt_ids;
     e->n_ids = a->n_prompt_ids;
+    e->resume_token = bytes_pb(a->resume_token);
 }
 
 static void unpack_done(const Sluice__V1__Done *d, struct generate_event *e)
@@ -265,12 +314,7 @@ static void unpack_done(const Sluice__V1__Done *d, struct generate_event *e)
                                                                                : FINISH_NONE;
     e->stop_text = bytes_pb(d->stop_text);
     if (d->usage)
-        e->usage = (struct usage){.prompt_tokens = d->usage->prompt_tokens,
-                                  .cached_tokens = d->usage->cached_tokens,
-                                  .completion_tokens = d->usage->completion_tokens,
-                                  .queue_ms = d->usage->queue_ms,
-                                  .prompt_ms = d->usage->prompt_ms,
-                                  .decode_ms = d->usage->decode_ms};
+        e->usage = usage_pb(d->usage);
 }
 
 enum status inference_wire_unpack_event(const void *data, size_t len, struct arena *a, struct generate_event *out,
@@ -295,6 +339,9 @@ enum status inference_wire_unpack_event(const void *data, size_t len, struct are
         e.text = bytes_pb(m->text->text);
         e.ids = m->text->ids;
         e.n_ids = m->text->n_ids;
+        e.has_usage = m->text->usage != NULL;
+        if (e.has_usage)
+            e.usage = usage_pb(m->text->usage);
         break;
     case SLUICE__V1__GENERATE_EVENT__EVENT_DONE:
         unpack_done(m->done, &e);

@@ -17,11 +17,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 static void check_request(const struct generate_request *r)
 {
     CHECK(r->prompt >= PROMPT_TEXT && r->prompt <= PROMPT_CHAT);
-    CHECK(r->n_stops <= MAX_STOPS && r->n_ids <= MAX_REQUEST_IDS && r->n_resume_ids <= MAX_REQUEST_IDS);
+    CHECK(r->n_stops <= MAX_STOPS && r->n_ids <= MAX_REQUEST_IDS && r->resume.n_ids <= MAX_REQUEST_IDS);
     CHECK(r->request_id.len <= MAX_REQUEST_ID && r->client.len <= MAX_CLIENT_BYTES);
     CHECK(r->sampler.temperature >= 0 && isfinite(r->sampler.temperature));
     CHECK(r->sampler.top_p >= 0 && r->sampler.top_p <= 1 && r->sampler.min_p >= 0 && r->sampler.min_p <= 1);
     CHECK(r->max_tokens >= -1 && r->deadline_ms >= 0);
+    const struct generate_resume *resume = &r->resume;
+    CHECK(resume->token.len <= MAX_RESUME_TOKEN && (resume->token.len || resume->n_ids == 0));
+    CHECK(!resume->token.len || (r->prompt == PROMPT_IDS && r->has_seed && r->attempt > 0));
+    CHECK(resume->usage.queue_ms >= 0 && resume->usage.prompt_ms >= 0 && isfinite(resume->usage.decode_ms));
     for (uint32_t i = 0; i < r->n_stops; i++)
         CHECK(r->stop[i].len >= 1 && r->stop[i].len <= MAX_STOP_BYTES);
     CHECK(message_utf8_prefix(r->text.data, r->text.len) == r->text.len);
@@ -49,6 +53,7 @@ static void try_request(const uint8_t *data, size_t len, struct arena *a)
     arena_init(&b, 0);
     CHECK(inference_wire_unpack_request(GRPC_SLICE_START_PTR(s), GRPC_SLICE_LENGTH(s), &b, &again, &err) == STATUS_OK);
     CHECK(again.prompt == r.prompt && again.n_ids == r.n_ids && again.text.len == r.text.len && again.n_stops == r.n_stops);
+    CHECK(again.resume.n_ids == r.resume.n_ids && again.resume.token.len == r.resume.token.len);
     CHECK(again.max_tokens == r.max_tokens && again.has_seed == r.has_seed && again.sampler.seed == r.sampler.seed);
     arena_fini(&b);
     grpc_slice_unref(s);

@@ -73,8 +73,9 @@ static void on_generate(void *ctx, struct generate_call *call, const struct gene
         keep(f, 4 + (int)i, &f->request.stop[i]);
     if (r->n_ids)
         memcpy(f->ids, r->ids, (r->n_ids < 4096 ? r->n_ids : 4096) * sizeof *f->ids);
-    if (r->n_resume_ids)
-        memcpy(f->resume, r->resume_ids, (r->n_resume_ids < 64 ? r->n_resume_ids : 64) * sizeof *f->resume);
+    keep(f, 8, &f->request.resume.token);
+    if (r->resume.n_ids)
+        memcpy(f->resume, r->resume.ids, (r->resume.n_ids < 64 ? r->resume.n_ids : 64) * sizeof *f->resume);
     change(f, &f->n_generate);
     pthread_mutex_unlock(&f->lock);
     if (old)

@@ -32,8 +32,8 @@ static void generate_request_arrives_with_every_field(void **state)
                                  .batch_priority = 1,
                                  .deadline_ms = 5000,
                                  .client = text_bytes("key:alice"),
-                                 .resume_ids = resume,
-                                 .n_resume_ids = 2,
+                                 .resume = {.token = text_bytes("a token"), .ids = resume, .n_ids = 2,
+                                            .usage = {.cached_tokens = 2, .queue_ms = 1.5, .prompt_ms = 2.5, .decode_ms = 3.5}},
                                  .no_cache = 1};
     fixture_generate(&f, &r);
     fixture_wait(&f, &f.n_generate, 1, 2000);
@@ -53,7 +53,10 @@ static void generate_request_arrives_with_every_field(void **state)
     assert_memory_equal(g->stop[1].data, "\xe2\x82\xac", 3);
     assert_int_equal(g->deadline_ms, 5000);
     assert_int_equal(g->client.len, 9);
-    assert_int_equal(g->n_resume_ids, 2);
+    assert_int_equal(g->resume.n_ids, 2);
+    assert_int_equal(g->resume.token.len, 7);
+    assert_memory_equal(g->resume.token.data, "a token", 7);
+    assert_memory_equal(&g->resume.usage, &r.resume.usage, sizeof r.resume.usage);
     assert_memory_equal(f.resume, resume, sizeof resume);
     fixture_stop(&f);
 }
