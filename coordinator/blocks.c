@@ -71,6 +71,12 @@ static void remove_twin(struct blocks *b, uint32_t i)
     k->next = k->prev = NO_BLOCK;
 }
 
+static void set_hollow(struct blocks *b, uint32_t i, int hollow)
+{
+    b->n_hollow += (uint32_t)hollow - (uint32_t)b->block[i].hollow;
+    b->block[i].hollow = hollow;
+}
+
 /* The block loses its last holder: its entry, if another live block holds the same, goes on without it. */
 static void leave_entry_to_twins(struct blocks *b, uint32_t i)
 {
@@ -85,6 +91,7 @@ static void leave_entry_to_twins(struct blocks *b, uint32_t i)
         remove_twin(b, heir);
         prefix_map_move(b->map, k->entry, heir);
         k->entry = NO_ENTRY;
+        set_hollow(b, i, 0);
     }
 }
 
@@ -129,6 +136,7 @@ static uint32_t take(struct blocks *b)
             b->o.on_evict(b->o.evict_ctx, i, prefix_map_key(b->map, b->block[i].entry));
         prefix_map_remove(b->map, b->block[i].entry);
         b->block[i].entry = NO_ENTRY;
+        set_hollow(b, i, 0);
         b->n_evicted++;
     }
     hold(b, i);
@@ -143,6 +151,7 @@ static void forget(struct blocks *b, uint32_t n_blocks)
     memset(b->table, 0, b->o.n_slots * sizeof b->table[0]);
     b->total = n_blocks;
     b->promised = 0;
+    b->n_hollow = 0;
     b->retired = 0;
     for (int s = 0; s < BLOCK_N_STATES; s++)
         b->list[s] = (struct blocks_list){.head = NO_BLOCK, .tail = NO_BLOCK};
@@ -224,6 +233,20 @@ enum status blocks_reset(struct blocks *b, uint32_t n_blocks)
     return STATUS_OK;
 }
 
+void blocks_new_epoch(struct blocks *b)
+{
+    CHECK(b->list[BLOCK_LIVE].n == 0);
+    blocks_retire(b, UINT64_MAX);
+    b->retired = 0;
+}
+
+void blocks_lose(struct blocks *b)
+{
+    CHECK(b->list[BLOCK_LIVE].n == 0 && b->list[BLOCK_DRAINING].n == 0);
+    for (uint32_t i = b->list[BLOCK_CACHED].head; i != NO_BLOCK; i = b->block[i].next)
+        set_hollow(b, i, 1);
+}
+
 /* --- sequences ---------------------------------------------------------------------------------------------------------------- */
 
 static uint32_t *entries_of(const struct blocks *b, uint32_t slot)
@@ -248,26 +271,49 @@ int blocks_ever_fit(const struct blocks *b, uint32_t n)
     return n <= b->total && n <= b->per_seq;
 }
 
-/* Blocks of the chain that can be taken up, at most `most`, in b->found. The map keeps whole chains, so what is found has no
- * gaps; what the group makes of it is its own business. */
-static uint32_t look_up(const struct blocks *b, const struct block_chain *c, uint32_t most)
+/* Hollow blocks that go on behind the first n of b->found, and that nobody else is having read again. They stay hollow to
+ * their chain's end: what was entered below them since belongs to twins. */
+static uint32_t look_up_hollow(const struct blocks *b, const struct block_chain *c, uint32_t n, uint32_t most)
+{
+    uint32_t first = n, entry = n ? b->block[b->found[n - 1]].entry : NO_ENTRY;
+    uint64_t key;
+    if (b->n_hollow == 0)
+        return 0;
+    while (n < most && (entry = prefix_map_find(b->map, entry, c, n, &key)) != NO_ENTRY) {
+        uint32_t i = prefix_map_block(b->map, entry);
+        if (!b->block[i].hollow || b->block[i].state != BLOCK_CACHED)
+            break;
+        b->found[n++] = i;
+    }
+    return n - first;
+}
+
+/* Blocks of the chain that can be taken up, at most `most`, in b->found: *n_hollow of them, the last, are hollow. The map keeps
+ * whole chains, so what is found has no gaps; what the group makes of it is its own business. */
+static uint32_t look_up(const struct blocks *b, const struct block_chain *c, uint32_t most, uint32_t *n_hollow)
 {
     uint32_t n = 0, entry = NO_ENTRY;
     uint64_t key;
+    *n_hollow = 0;
     if (!c || c->n == 0)
         return 0;
     most = most < (c->n - 1) / b->o.kv_block ? most : (c->n - 1) / b->o.kv_block;
     most = most < b->per_seq ? most : b->per_seq;
     while (n < most && (entry = prefix_map_find(b->map, entry, c, n, &key)) != NO_ENTRY) {
-        b->present[n] = 1;
-        b->found[n++] = prefix_map_block(b->map, entry);
+        b->found[n] = prefix_map_block(b->map, entry);
+        b->present[n] = !b->block[b->found[n]].hollow;
+        if (!b->present[n])
+            break;
+        n++;
     }
-    return usable_prefix(&b->o.group, 1, b->o.kv_block, (const unsigned char *const[]){b->present}, n);
+    n = usable_prefix(&b->o.group, 1, b->o.kv_block, (const unsigned char *const[]){b->present}, n);
+    return n + (*n_hollow = look_up_hollow(b, c, n, most));
 }
 
 uint32_t blocks_match(const struct blocks *b, const struct block_chain *c)
 {
-    return look_up(b, c, UINT32_MAX);
+    uint32_t n_hollow, n = look_up(b, c, UINT32_MAX, &n_hollow);
+    return n - n_hollow;
 }
 
 /* Could n_reserved blocks be promised whose first n_found are b->found? Hits that are cached now can be promised to nobody. */
@@ -287,7 +333,8 @@ int blocks_can_open(const struct blocks *b, const struct block_chain *c, uint32_
         return 0; /* not even if all hits were live */
     if (n_reserved <= room)
         return 1; /* a hit never needs more than a new block */
-    return fits(b, look_up(b, c, n_reserved), n_reserved);
+    uint32_t n_hollow;
+    return fits(b, look_up(b, c, n_reserved, &n_hollow), n_reserved);
 }
 
 enum status blocks_open(struct blocks *b, struct slot_ref ref, const struct block_chain *c, uint32_t n_reserved,
@@ -295,18 +342,25 @@ enum status blocks_open(struct blocks *b, struct slot_ref ref, const struct bloc
 {
     if (ref.slot >= b->o.n_slots || ref.seq == 0 || b->table[ref.slot].seq != 0)
         return STATUS_SLOT_STALE;
-    uint32_t n = look_up(b, c, n_reserved);
+    uint32_t n_hollow, n = look_up(b, c, n_reserved, &n_hollow);
     if (!fits(b, n, n_reserved))
         return STATUS_BLOCKS_BUSY;
     for (uint32_t i = 0; i < n; i++) {
         hold(b, b->found[i]);
         entries_of(b, ref.slot)[i] = b->found[i];
     }
-    b->table[ref.slot] = (struct table){.seq = ref.seq, .n_blocks = n, .n_entered = n, .n_reserved = n_reserved};
+    b->table[ref.slot] = (struct table){
+        .seq = ref.seq, .n_blocks = n, .n_entered = n, .n_full = n - n_hollow, .n_reserved = n_reserved};
     b->promised += n_reserved - n;
-    *n_cached = n;
+    *n_cached = n - n_hollow;
     ASSERT(blocks__check_small(b));
     return STATUS_OK;
+}
+
+uint32_t blocks_hollow(const struct blocks *b, struct slot_ref ref)
+{
+    const struct table *t = find((struct blocks *)b, ref);
+    return t ? t->n_entered - t->n_full : 0;
 }
 
 enum status blocks_reserve(struct blocks *b, struct slot_ref ref, uint32_t n_reserved)
@@ -355,6 +409,7 @@ static void publish(struct blocks *b, uint32_t i, uint32_t parent, const struct 
         add_twin(b, i, entry);
         return;
     }
+    set_hollow(b, other, 0);
     b->block[i].entry = entry;
     prefix_map_move(b->map, entry, i);
     b->block[other].entry = NO_ENTRY; /* if it drains, it is free after that */
@@ -369,7 +424,9 @@ void blocks_commit(struct blocks *b, struct slot_ref ref, const struct block_cha
         return;
     const uint32_t *table = entries_of(b, ref.slot);
     uint32_t full = c->n / b->o.kv_block;
-    for (; t->n_entered < full && t->n_entered < t->n_blocks; t->n_entered++) {
+    for (; t->n_full < full && t->n_full < t->n_entered; t->n_full++)
+        set_hollow(b, table[t->n_full], 0); /* read again */
+    for (; t->n_entered < full && t->n_entered < t->n_blocks; t->n_full = ++t->n_entered) {
         uint32_t k = t->n_entered;
         publish(b, table[k], k ? b->block[table[k - 1]].entry : NO_ENTRY, c, k);
     }
@@ -412,7 +469,7 @@ struct blocks_count blocks_counts(const struct blocks *b)
 {
     return (struct blocks_count){.total = b->total, .free = b->list[BLOCK_FREE].n, .cached = b->list[BLOCK_CACHED].n,
                                  .live = b->list[BLOCK_LIVE].n, .draining = b->list[BLOCK_DRAINING].n,
-                                 .promised = b->promised, .evicted = b->n_evicted};
+                                 .promised = b->promised, .hollow = b->n_hollow, .evicted = b->n_evicted};
 }
 
 uint32_t blocks_available(const struct blocks *b)

@@ -14,6 +14,8 @@
  *            4. A block is in nobody's new table while a tick that may touch it for an earlier holder is in flight, unless
  *               that holder only ever reads it (a hit on a draining block of the map).
  *            5. A block of the map whose beginning left the map does not exist: a chain loses its tail first.
+ *            6. A hollow block is of the map, and no hit finds it: the lower stages have lost what it holds (blocks_lose). One
+ *               sequence at a time takes it up and has it read again; then it is like any other.
  * Errors     BLOCKS_BUSY (nothing taken), SLOT_STALE, UNSUPPORTED (a STATE group: cells are not blocks), OUT_OF_MEMORY
  *            (create, reset; nothing else allocates).
  *
@@ -61,6 +63,7 @@ struct blocks_options {
 struct blocks_count {
     uint32_t total, free, cached, live, draining;
     uint32_t promised; /* of the free and cached ones: reserved by open sequences, not in a table yet */
+    uint32_t hollow;   /* of the cached and live ones */
     uint64_t evicted;  /* cached blocks given to somebody else, since create */
 };
 
@@ -69,6 +72,11 @@ void blocks_destroy(struct blocks *b);
 /* A new epoch: forgets every sequence and the cache, every block is free, and the pool has n_blocks. Allocates if the pool
  * grew; on OUT_OF_MEMORY nothing changed. */
 enum status blocks_reset(struct blocks *b, uint32_t n_blocks);
+/* A new epoch over the same pool, with every sequence closed: ticks count from 1 again, and nothing drains any more, since
+ * the stages have finished or forgotten the ticks of the epoch before. The cache stays. */
+void blocks_new_epoch(struct blocks *b);
+/* The lower stages of the pipeline lost their pools: every block of the map becomes hollow. With every sequence closed. */
+void blocks_lose(struct blocks *b);
 
 uint32_t blocks_needed(const struct blocks *b, uint32_t n_positions); /* ceil */
 /* Could a reservation of n blocks ever be met (n <= total and n <= a table's room)? Else the request is refused at once. */
@@ -83,6 +91,8 @@ int blocks_can_open(const struct blocks *b, const struct block_chain *c, uint32_
  * right to n_reserved blocks, those included. c NULL: no lookup. BLOCKS_BUSY: too few are free, cached and unpromised. */
 enum status blocks_open(struct blocks *b, struct slot_ref ref, const struct block_chain *c, uint32_t n_reserved,
                         uint32_t *n_cached);
+/* Blocks that the sequence took up hollow, behind those that it got from the cache: the lower stages read them again. */
+uint32_t blocks_hollow(const struct blocks *b, struct slot_ref ref);
 /* Raises the right to n_reserved blocks (never lowers it). BLOCKS_BUSY: not all of them could be promised, nothing changed. */
 enum status blocks_reserve(struct blocks *b, struct slot_ref ref, uint32_t n_reserved);
 /* Makes the table cover n_positions: free blocks first, then the least recently used of the cache. New blocks are the last

@@ -31,7 +31,8 @@ static const char *check_tables(const struct blocks *b, struct seen *seen)
     for (uint32_t s = 0; s < b->o.n_slots; s++) {
         const struct table *t = &b->table[s];
         const uint32_t *entries = b->entries + (size_t)s * b->per_seq;
-        if (t->n_blocks > t->n_reserved || t->n_reserved > b->per_seq || t->n_entered > t->n_blocks)
+        if (t->n_blocks > t->n_reserved || t->n_reserved > b->per_seq || t->n_entered > t->n_blocks ||
+            t->n_full > t->n_entered)
             return "a table has at most what its sequence reserved";
         for (uint32_t i = 0; i < t->n_blocks; i++) {
             const struct block *k = &b->block[entries[i]];
@@ -39,6 +40,8 @@ static const char *check_tables(const struct blocks *b, struct seen *seen)
                 return "a block of a table is live";
             if ((k->entry != NO_ENTRY) != (i < t->n_entered))
                 return "the first n_entered blocks of a table have entries";
+            if (k->hollow != (i >= t->n_full && i < t->n_entered))
+                return "the first n_full blocks of a table are not hollow, those up to n_entered are";
             uint32_t above = i ? b->block[entries[i - 1]].entry : NO_ENTRY;
             if (k->entry != NO_ENTRY && prefix_map_parent(b->map, k->entry) != above)
                 return "a table's entries are a chain";
@@ -53,6 +56,8 @@ static const char *check_block(const struct blocks *b, uint32_t i, const struct 
 {
     const struct block *k = &b->block[i];
     int stands = k->entry != NO_ENTRY && prefix_map_block(b->map, k->entry) == i;
+    if (k->hollow && (!stands || k->n_holders > 1))
+        return "a hollow block is in the map, and one sequence at most has it read again";
     if (k->n_holders != seen[i].n_holders || (k->n_holders > 0) != (k->state == BLOCK_LIVE))
         return "a block is live while it has holders, as many as tables name it";
     if (k->state != BLOCK_LIVE && !seen[i].place)
@@ -79,9 +84,10 @@ static const char *check_block(const struct blocks *b, uint32_t i, const struct 
 static const char *check_map(const struct blocks *b)
 {
     const char *why;
-    uint32_t stand = 0, twins = 0, listed = 0;
+    uint32_t stand = 0, twins = 0, listed = 0, hollow = 0;
     for (uint32_t i = 0; i < b->total; i++) {
         uint32_t entry = b->block[i].entry;
+        hollow += b->block[i].hollow != 0;
         if (entry == NO_ENTRY)
             continue;
         if (prefix_map_block(b->map, entry) == i)
@@ -93,6 +99,8 @@ static const char *check_map(const struct blocks *b)
         for (uint32_t k = b->twins[i], before = NO_BLOCK; k != NO_BLOCK; before = k, k = b->block[k].next)
             if (++listed > twins || b->block[k].entry != i || b->block[k].prev != before)
                 return "an entry's twins are in its list";
+    if (hollow != b->n_hollow)
+        return "the hollow blocks are counted";
     if (stand != prefix_map_count(b->map) || listed != twins)
         return "every entry stands for one block of its own";
     return prefix_map__check(b->map, &why) ? NULL : why;

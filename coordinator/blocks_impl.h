@@ -26,6 +26,7 @@ struct block {
     uint32_t n_holders;
     uint32_t entry;      /* of the map, which it stands for or is a twin of; NO_ENTRY: none */
     uint64_t tick;       /* draining: until this one is retired */
+    int hollow;          /* in the map, but the lower stages have lost what it holds */
 };
 
 struct blocks_list {
@@ -36,6 +37,7 @@ struct table {
     uint64_t seq;        /* 0: nobody's */
     uint32_t n_blocks;   /* in the table */
     uint32_t n_entered;  /* the first of them, which are in the map or twins of entries */
+    uint32_t n_full;     /* the first of these, which are not hollow */
     uint32_t n_reserved; /* it may grow to so many */
 };
 
@@ -43,7 +45,7 @@ struct blocks {
     struct blocks_options o;
     uint32_t per_seq;
     uint32_t capacity;   /* of block and twins; total is at most that */
-    uint32_t total, promised;
+    uint32_t total, promised, n_hollow;
     struct blocks_list list[BLOCK_N_STATES]; /* of live ones only n */
     uint64_t retired;    /* newest tick that blocks_retire has seen */
     uint64_t n_evicted;

@@ -13,6 +13,7 @@
 #include "common/base/log.h"
 
 static const int64_t PERIOD_NS = 50 * NS_PER_MS;
+static const int64_t JUMP_NS = NS_PER_S;
 /* A change is seen after this, however many there are. A snapshot takes 10 us and 0.12 us a slot (Zen 3): with thousands of
  * slots it is made less often, so that it never costs more than about a hundredth of the time. */
 static const int64_t PUBLISH_NS = 10 * NS_PER_MS, PUBLISH_SLOT_NS = 10000;
@@ -156,8 +157,23 @@ static int64_t publish_at(const struct engine *e)
     return e->published_ns + PUBLISH_NS + (int64_t)e->n_slots * PUBLISH_SLOT_NS;
 }
 
+/* A longer silence of this thread is a stop of this process: what others did not do meanwhile is not held against them. The
+ * pipeline has a guard of its own. */
+static void look_at_clock(struct engine *e, int64_t now)
+{
+    int64_t gap = now - e->last_turn_ns;
+    if (e->last_turn_ns && gap > JUMP_NS) {
+        LOG_WARN("this process stood still for %.1f s: deadlines of others are skipped once", engine__seconds(e->last_turn_ns, now));
+        if (e->lost_ns)
+            e->lost_ns += gap;
+        e->patient_ns = now + e->o.config->write_stall_ms * NS_PER_MS;
+    }
+    e->last_turn_ns = now;
+}
+
 static void turn(struct engine *e, int64_t now)
 {
+    look_at_clock(e, now);
     check_overflow(e, now);
     engine__pipeline_events(e, now);
     periodic(e, now);
@@ -185,8 +201,9 @@ static void end_all(struct engine *e)
     struct error why;
     error_set(&why, STATUS_DRAINING, "the service is ending");
     why.retry_after_s = 2;
-    engine__fail_running(e, &why);
-    engine__fail_queued(e, &why);
+    engine__fail_all(e, &e->running, &why);
+    engine__fail_all(e, &e->parked, &why);
+    engine__fail_all(e, &e->queued, &why);
     for (int i = 0; i < ENGINE_MAX_ATTACHMENTS; i++)
         if (e->attachments[i].id)
             attachment_close(&e->attachments[i], &why);

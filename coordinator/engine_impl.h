@@ -1,7 +1,8 @@
 /* coordinator/engine_impl.h - the engine's inside, for the engine_*.c files only.
  *
  * Purpose    engine.c runs the thread and the inbox, engine_requests.c moves requests through their states, engine_tokens.c
- *            gives their clients what was sampled, engine_memory.c gives them KV room, engine_ticks.c makes plans and takes results, engine_status.c publishes what others may see.
+ *            gives their clients what was sampled, engine_memory.c gives them KV room, engine_ticks.c makes plans and takes results,
+ *            engine_recovery.c takes requests over the end of an epoch, engine_status.c publishes what others may see.
  * Threading  Everything but the fields marked otherwise belongs to the engine's thread.
  */
 #ifndef SLUICE_COORDINATOR_ENGINE_IMPL_H
@@ -111,6 +112,8 @@ struct engine {
     uint32_t n_closes;
     uint32_t *scratch;             /* [max_rows] ids of the run being planned */
     uint32_t n_reading, n_decoding, n_queued, n_parked;
+    uint32_t n_preempted;          /* of the parked ones: for want of blocks */
+    uint32_t n_quarantined;        /* unfinished requests that are suspected of killing stages */
     uint32_t n_starved;            /* running ones that cannot go on: no block for their next row */
     uint64_t next_order;
     struct {                       /* the first in line, when there was no room for it */
@@ -120,6 +123,11 @@ struct engine {
     } no_room;
     int draining;
     int64_t lost_ns;               /* when the pipeline was lost and has not come back, 0: it runs or never ran */
+    struct error lost_why;         /* then */
+    int epoch_retired;             /* a tick of this epoch has retired */
+    int barren;                    /* the last epoch ended before one did: the next is believed when it retires one */
+    int lost_stage;                /* hollow blocks: the highest stage that lost their content */
+    int64_t last_turn_ns, patient_ns; /* after a stop of this process: clients' reading is not judged before */
     int64_t next_periodic_ns, published_ns;
     int dirty;
     struct metrics metrics;
@@ -146,9 +154,8 @@ void engine__progress(struct engine *e, int64_t now);    /* queue positions and 
 void engine__set_state(struct engine *e, struct request *r, enum request_state to);
 /* Ends a request whatever its state: err NULL is success (the DONE event is out already). */
 void engine__end(struct engine *e, struct request *r, enum request_state state, const struct error *err);
-void engine__fail_running(struct engine *e, const struct error *why);
+void engine__fail_all(struct engine *e, struct list *requests, const struct error *why);
 void engine__park(struct engine *e, struct request *r, int64_t now); /* loses slot and blocks, keeps its place before all others */
-void engine__fail_queued(struct engine *e, const struct error *why);
 void engine__cancel_flagged(struct engine *e);
 
 /* engine_tokens.c */
@@ -170,8 +177,17 @@ void engine__committed(struct engine *e, struct request *r, uint32_t n_positions
 void engine__relieve(struct engine *e, int64_t now);        /* starved ones get room, by parking others */
 struct request *engine__next_parked(const struct engine *e); /* NULL: none */
 
-/* engine_ticks.c */
+/* engine_recovery.c */
 void engine__pipeline_events(struct engine *e, int64_t now); /* lost and ready epochs */
+void engine__expire_lost(struct engine *e, int64_t now);     /* who waited for the pipeline for too long */
+/* Positions below end are retired: a suspect that gets past the place where a stage died is none. */
+void engine__got_past(struct engine *e, struct request *r, uint32_t end);
+void engine__leave_quarantine(struct engine *e, struct request *r);
+/* The suspect that runs, or is to run, while nobody else does; NULL: none. */
+struct request *engine__alone(const struct engine *e);
+
+/* engine_ticks.c */
+struct flight *engine__flight(struct engine *e, uint64_t tick);
 void engine__send_ticks(struct engine *e, int64_t now);
 void engine__result(struct engine *e, const struct result *r, int64_t now);
 void engine__timing(struct engine *e, const struct stage_timing *t);

@@ -70,15 +70,15 @@ static uint32_t reservation(const struct engine *e, const struct request *r)
     uint32_t all = engine__positions_needed(r), mean = admission_mean_answer(e->admission);
     uint32_t growth = mean == 0 ? RESERVE_UNKNOWN : mean < RESERVE_LEAST ? RESERVE_LEAST : mean + mean / 4;
     uint32_t most = engine__input(r) + growth;
-    return blocks_needed(e->blocks, r->n_parks || e->n_parked || most > all ? all : most);
+    return blocks_needed(e->blocks, r->n_parks || e->n_preempted || most > all ? all : most);
 }
 
-/* Would it get its room now? Under pressure, when somebody is parked, nobody starts on what the running ones may yet need. */
+/* Would it get its room now? Under pressure, when somebody was preempted, nobody starts on what the running ones may yet need. */
 int engine__has_room(const struct engine *e, const struct request *r)
 {
     struct block_chain chain = chain_of(e, r, engine__input(r));
     uint32_t n = reservation(e, r);
-    if (e->n_parked && blocks_available(e->blocks) < n + demand(e))
+    if (e->n_preempted && blocks_available(e->blocks) < n + demand(e))
         return 0;
     return blocks_can_open(e->blocks, r->no_cache ? NULL : &chain, n);
 }
@@ -90,6 +90,7 @@ uint32_t engine__take_room(struct engine *e, struct request *r)
     uint32_t n_cached;
     r->n_reserved = reservation(e, r);
     CHECK(blocks_open(e->blocks, r->ref, r->no_cache ? NULL : &chain, r->n_reserved, &n_cached) == STATUS_OK);
+    r->hollow_end = (n_cached + blocks_hollow(e->blocks, r->ref)) * (uint32_t)e->o.config->kv_block;
     return n_cached * (uint32_t)e->o.config->kv_block;
 }
 
@@ -177,6 +178,10 @@ void engine__relieve(struct engine *e, int64_t now)
         LOG_INFO("req %s: parked after %u prompt and %u answer tokens: req %s needs its KV blocks", v->id, v->n_read, v->n_answer,
                  r->id);
         engine__park(e, v, now);
+        v->n_parks++;
+        v->preempted = 1;
+        e->n_preempted++;
+        e->metrics.preemptions++;
     }
 }
 

@@ -47,6 +47,8 @@ void engine__set_state(struct engine *e, struct request *r, enum request_state t
         --*counts[r->state];
     if (counts[to])
         ++*counts[to];
+    e->n_preempted -= r->preempted != 0; /* who preempts says so afterwards */
+    r->preempted = 0;
     trace_event("request", (int64_t)r->ref.seq, (int64_t)r->ref.slot, r->state, to);
     r->state = to;
     e->dirty = 1;
@@ -79,8 +81,6 @@ void engine__park(struct engine *e, struct request *r, int64_t now)
     leave_slot(e, r);
     r->item.deadline_ns = 0; /* engine__expire ends those that have begun */
     admission_park(e->admission, &r->item, now);
-    r->n_parks++;
-    e->metrics.preemptions++;
     list_remove(&r->link);
     list_push_back(&e->parked, &r->link);
     engine__set_state(e, r, REQUEST_PARKED);
@@ -119,6 +119,7 @@ void engine__end(struct engine *e, struct request *r, enum request_state state, 
     if (state == REQUEST_DONE) /* the length of one whose client left says nothing */
         admission_answered(e->admission, r->n_answer);
     list_remove(&r->link);
+    engine__leave_quarantine(e, r);
     engine__set_state(e, r, state);
     count_end(e, r, state, err);
     if (err)
@@ -131,19 +132,10 @@ void engine__end(struct engine *e, struct request *r, enum request_state state, 
     note_idle(e);
 }
 
-void engine__fail_running(struct engine *e, const struct error *why)
+void engine__fail_all(struct engine *e, struct list *requests, const struct error *why)
 {
-    LIST_EACH(it, &e->running)
+    LIST_EACH(it, requests)
         engine__end(e, LIST_ENTRY(it, struct request, link), REQUEST_FAILED, why);
-}
-
-/* All that hold no slot. */
-void engine__fail_queued(struct engine *e, const struct error *why)
-{
-    struct list *const lists[] = {&e->queued, &e->parked};
-    for (size_t i = 0; i < ARRAY_LEN(lists); i++)
-        LIST_EACH(it, lists[i])
-            engine__end(e, LIST_ENTRY(it, struct request, link), REQUEST_FAILED, why);
 }
 
 /* A request that has ended, or was never taken, is left alone. */
@@ -205,7 +197,8 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
         return STATUS_DRAINING;
     }
     if (e->lost_ns && now - e->lost_ns > e->o.config->recovery_timeout_ms * NS_PER_MS) {
-        error_set(err, STATUS_PIPELINE, "a stage has been lost for %.0f s", engine__seconds(e->lost_ns, now));
+        error_set(err, STATUS_PIPELINE, "the pipeline has been lost for %.0f s: %.200s", engine__seconds(e->lost_ns, now),
+                  e->lost_why.message);
         err->retry_after_s = 10;
         return STATUS_PIPELINE;
     }
@@ -323,7 +316,11 @@ static int admit_one(struct engine *e, int64_t now)
 {
     if (slots_count(e->slots, SLOT_FREE) == 0)
         return 0;
-    struct request *r = engine__next_parked(e);
+    struct request *r = engine__alone(e);
+    if (r && (r->state != REQUEST_PARKED || e->n_reading + e->n_decoding > 0))
+        return 0;
+    if (!r)
+        r = engine__next_parked(e);
     struct admission_item *item = r ? &r->item : admission_next(e->admission);
     if (!item)
         return 0;
@@ -373,11 +370,7 @@ void engine__expire(struct engine *e, int64_t now)
             error_set(&err, STATUS_TIMEOUT, "the request's deadline passed after %u answer tokens", r->n_answer);
             engine__end(e, r, REQUEST_FAILED, &err);
         }
-    if (e->lost_ns && e->n_queued + e->n_parked && now - e->lost_ns > e->o.config->recovery_timeout_ms * NS_PER_MS) {
-        error_set(&err, STATUS_PIPELINE, "a stage was lost and did not come back in %.0f s", engine__seconds(e->lost_ns, now));
-        err.retry_after_s = 10;
-        engine__fail_queued(e, &err);
-    }
+    engine__expire_lost(e, now);
 }
 
 /* --- what waiting clients are told ------------------------------------------------------------------------------------------- */

@@ -106,7 +106,7 @@ static void fill(struct engine *e, struct service_status *s, int64_t now)
 {
     struct blocks_count b = blocks_counts(e->blocks);
     const struct hparams *hp = &e->o.model->hp;
-    s->ready = pipeline_running(e->pipeline) && !e->draining;
+    s->ready = pipeline_running(e->pipeline) && !e->lost_ns && !e->draining;
     s->epoch = pipeline_epoch(e->pipeline);
     snprintf(s->architecture, sizeof s->architecture, "%s", hp->arch->name);
     s->model_layers = hp->n_layers;
@@ -212,6 +212,7 @@ void engine__check(const struct engine *e)
     CHECK(admission__check(e->admission, &why));
     CHECK(slots_count(e->slots, SLOT_READING) == e->n_reading);
     CHECK(slots_count(e->slots, SLOT_DECODING) == e->n_decoding);
+    CHECK(e->n_preempted <= e->n_parked);
     CHECK(admission_stats(e->admission).n_waiting == e->n_queued + e->n_parked);
     CHECK(e->metrics.accepted == e->metrics.done + e->metrics.failed + e->metrics.expired + e->metrics.cancelled +
                                      e->n_queued + e->n_reading + e->n_decoding + e->n_parked);

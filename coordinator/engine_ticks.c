@@ -1,76 +1,16 @@
 #include "coordinator/engine_impl.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "common/base/check.h"
-#include "common/base/rand.h"
 #include "common/base/trace.h"
 
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
 
-static struct flight *flight_of(struct engine *e, uint64_t tick)
+struct flight *engine__flight(struct engine *e, uint64_t tick)
 {
     return &e->flights[tick % e->window];
-}
-
-/* --- epochs ------------------------------------------------------------------------------------------------------------------ */
-
-/* The reason names the stage itself already, more often than not. */
-static const char *without_name(const char *message, const char *who)
-{
-    size_t n = strlen(who);
-    return strncmp(message, who, n) == 0 && strncmp(message + n, ": ", 2) == 0 ? message + n + 2 : message;
-}
-
-/* Running requests end with one retryable error; queued ones wait for the next epoch. */
-static void epoch_lost(struct engine *e, const struct pipeline_event *ev, int64_t now)
-{
-    struct error why;
-    char who[24] = "the pipeline";
-    if (ev->stage != STAGE_NONE)
-        snprintf(who, sizeof who, "stage %d", ev->stage);
-    error_set(&why, STATUS_PIPELINE_LOST, "%s was lost: %.200s", who, without_name(ev->why.message, who));
-    LOG_ERROR("%s; %u running requests end, %u wait", why.message, e->n_reading + e->n_decoding,
-              e->n_queued + e->n_parked);
-    engine__fail_running(e, &why);
-    sched_reset(e->sched);
-    e->n_closes = 0;
-    blocks_reset(e->blocks, blocks_counts(e->blocks).total);
-    e->lost_ns = now;
-}
-
-static void epoch_ready(struct engine *e, const struct pipeline_event *ev, int64_t now)
-{
-    const struct stage_table *stages = pipeline_stages(e->pipeline);
-    if (blocks_reset(e->blocks, ev->n_blocks) != STATUS_OK) {
-        struct error why;
-        error_set(&why, STATUS_OUT_OF_MEMORY, "no memory for a map of %u blocks", ev->n_blocks);
-        pipeline_fail(e->pipeline, STAGE_NONE, &why, now);
-        return;
-    }
-    sched_reset(e->sched);
-    e->n_closes = 0;
-    e->profile_salt = rand_mix(engine__hash_text(e, pipeline_profile(e->pipeline)));
-    for (uint32_t i = 0; i < e->n_stages; i++)
-        sched_set_stage(e->sched, i, &stage_table_at(stages, i)->loaded);
-    e->lost_ns = 0;
-    LOG_INFO("epoch %llu: ready, %u stages, %u KV blocks of %lld positions",
-             (unsigned long long)pipeline_epoch(e->pipeline), e->n_stages, ev->n_blocks,
-             (long long)e->o.config->kv_block);
-}
-
-void engine__pipeline_events(struct engine *e, int64_t now)
-{
-    struct pipeline_event ev;
-    while (pipeline_poll(e->pipeline, &ev)) {
-        e->dirty = 1;
-        if (ev.kind == PIPELINE_EVENT_LOST)
-            epoch_lost(e, &ev, now);
-        else
-            epoch_ready(e, &ev, now);
-    }
 }
 
 /* --- plans -------------------------------------------------------------------------------------------------------------------- */
@@ -92,6 +32,14 @@ static void add_ops(struct engine *e, struct request *r, const struct sched_run 
     r->opened = 1;
 }
 
+/* What the upper stages still hold, only the lower ones compute again. A piece that goes on beyond it is computed by all: the
+ * others write what is there already. */
+static uint32_t last_stage(const struct engine *e, const struct request *r, const struct sched_run *run)
+{
+    int again = run->source == SOURCE_IDS && run->sample == SAMPLE_NONE && run->kv_index + run->n <= r->hollow_end;
+    return again ? (uint32_t)e->lost_stage : e->n_stages - 1;
+}
+
 static void add_run(struct engine *e, struct request *r, const struct sched_run *run)
 {
     struct plan_run out = {
@@ -101,7 +49,7 @@ static void add_run(struct engine *e, struct request *r, const struct sched_run 
         .source = run->source,
         .sample = run->sample,
         .from_tick = run->from_tick,
-        .last_stage = e->n_stages - 1,
+        .last_stage = last_stage(e, r, run),
         .table_check = r->table_digest,
     };
     for (uint32_t i = 0; run->source == SOURCE_IDS && i < run->n; i++)
@@ -122,7 +70,7 @@ static uint32_t note_planned(struct request *r, const struct sched_run *run)
 
 static void fill_plan(struct engine *e, const struct sched_plan *sp)
 {
-    struct flight *f = flight_of(e, sp->tick);
+    struct flight *f = engine__flight(e, sp->tick);
     uint32_t n_prompt = 0;
     plan_reset(e->plan);
     e->plan->tick = sp->tick;
@@ -198,6 +146,8 @@ static void take_run(struct engine *e, const struct sched_run *run, uint32_t aga
         return; /* it has ended: a surplus row */
     if (run->is_piece)
         r->n_read = run->kv_index + run->n;
+    if (r->n_crashes)
+        engine__got_past(e, r, run->kv_index + run->n);
     if (run->sample == SAMPLE_LAST && got->bad_logits) { /* what is in its blocks may be as bad: nobody is to find it */
         struct error err;
         error_set(&err, STATUS_BAD_LOGITS, "the model gave no finite logits at position %u", run->kv_index + run->n - 1);
@@ -211,12 +161,15 @@ static void take_run(struct engine *e, const struct sched_run *run, uint32_t aga
 
 void engine__result(struct engine *e, const struct result *r, int64_t now)
 {
-    struct flight *f = flight_of(e, r->tick);
+    struct flight *f = engine__flight(e, r->tick);
     struct error err;
     if (check_result(e, f, r, &err) != STATUS_OK) {
         pipeline_fail(e->pipeline, (int)e->n_stages - 1, &err, now);
         return;
     }
+    e->lost_ns = 0; /* ticks pass all stages again */
+    e->epoch_retired = 1;
+    e->barren = 0;
     engine__timing(e, &r->timing);
     sched_clock(e->sched, (double)now / 1000);
     sched_retire(e->sched, r->tick, NULL);
@@ -226,6 +179,7 @@ void engine__result(struct engine *e, const struct result *r, int64_t now)
         rows += f->runs[i].n;
         take_run(e, &f->runs[i], f->again[i], &r->runs[i], now);
     }
+    f->tick = 0; /* no longer in flight */
     admission_served(e->admission, rows, now);
     trace_event("result", (int64_t)r->tick, r->n_runs, rows, r->timing.compute_us);
 }

@@ -141,7 +141,7 @@ void engine__retry_stalled(struct engine *e, int64_t now)
         LIST_EACH(it, begun[i]) {
             struct request *r = LIST_ENTRY(it, struct request, link);
             int64_t since = r->sink.stalled_since_ns(r->sink.ctx);
-            if (since && now - since > limit) {
+            if (since && now - since > limit && now >= e->patient_ns) {
                 struct error err;
                 error_set(&err, STATUS_WRITE_STALLED, "the client read nothing for %.1f s", engine__seconds(since, now));
                 e->metrics.write_stalled++;

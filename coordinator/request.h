@@ -87,7 +87,12 @@ struct request {
     uint32_t n_reserved;          /* blocks */
     uint32_t n_cached;            /* prompt positions that the cache gave at its first start */
     uint32_t n_planned;           /* positions that were ever planned: below it a row is computed again */
-    uint32_t n_parks;
+    uint32_t n_parks;             /* for want of blocks */
+    int preempted;                /* PARKED for want of blocks, not because the pipeline was lost */
+    uint32_t hollow_end;          /* positions below it that are not cached: only the lower stages read them again */
+    int in_flight_lost;           /* it had rows in flight when the epoch was lost */
+    uint32_t n_crashes;           /* stages that died of a signal while it was in flight, since it last got past such a place */
+    uint32_t crash_end;           /* positions that were planned at the last of them */
     int starved;                  /* no block for its next row */
     uint32_t n_read;              /* positions from the cache or with retired ticks */
     uint32_t n_answer, n_sent;    /* ids generated; ids that went out in events */

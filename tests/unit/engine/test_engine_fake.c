@@ -115,7 +115,7 @@ static void engine_starts_waiting_requests_in_their_order(void **state)
 
 enum loss { LOSS_KILL, LOSS_STREAM, LOSS_SILENCE, LOSS_KINDS };
 
-/* Running ones end with one retryable error within 2 s, the waiting ones end well once the stage is back. */
+/* All of them pause, and end with their reference once the stage is back. */
 static void lose(struct bed *t, uint32_t stage, enum loss kind)
 {
     struct bed_request *running[2], *queued[3];
@@ -126,28 +126,26 @@ static void lose(struct bed *t, uint32_t stage, enum loss kind)
     for (int i = 0; i < 3; i++)
         queued[i] = start(t, 10, 10);
     sleep_ms(5);
-    int64_t lost_ns = clock_now_ns();
     if (kind == LOSS_KILL)
         engine_bed_kill_stage(t->b, stage);
     else if (kind == LOSS_STREAM)
         engine_bed_break_stream(t->b, stage);
     else
         engine_bed_silence(t->b, stage, 1);
-    for (int i = 0; i < 2; i++) {
-        bed_wait(running[i], 2000);
-        if (running[i]->end.status != STATUS_PIPELINE_LOST)
-            fail_msg("stage %u, loss %d: %s: %s", stage, (int)kind, status_name(running[i]->end.status), running[i]->end.message);
-        assert_true(status_retryable(running[i]->end.status));
-        assert_true(running[i]->ended_ns - lost_ns < 2 * NS_PER_S);
-        check_answer(t, running[i]);
-    }
     if (kind == LOSS_KILL) {
         wait_flag(engine_ready, engine_bed_engine(t->b), 0, "ready");
         for (int i = 0; i < 3; i++)
-            assert_false(bed_ended(queued[i]));
+            assert_false(bed_ended(queued[i]) || (i < 2 && bed_ended(running[i])));
         engine_bed_start_stage(t->b, stage);
     } else if (kind == LOSS_SILENCE) {
+        wait_flag(engine_ready, engine_bed_engine(t->b), 0, "ready");
         engine_bed_silence(t->b, stage, 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        bed_wait(running[i], WAIT_MS);
+        if (running[i]->end.status != STATUS_OK)
+            fail_msg("stage %u, loss %d: %s: %s", stage, (int)kind, status_name(running[i]->end.status), running[i]->end.message);
+        check_answer(t, running[i]);
     }
     for (int i = 0; i < 3; i++) {
         bed_wait(queued[i], WAIT_MS);
@@ -190,7 +188,7 @@ static void engine_survives_stages_that_come_and_go_at_random(void **state)
     wait_all(t);
     for (uint32_t i = 0; i < t->n; i++) {
         enum status s = t->r[i]->end.status;
-        assert_true(s == STATUS_OK || s == STATUS_CANCELLED || s == STATUS_PIPELINE_LOST);
+        assert_true(s == STATUS_OK || s == STATUS_CANCELLED);
     }
     engine_bed_wait_ready(t->b);
     canary(t);
@@ -204,12 +202,14 @@ static void engine_without_a_stage_refuses_after_the_recovery_time(void **state)
     struct bed *t = bed_open(2, "tick_us 500\n", FLAGS("--slots", "1", "--recovery-timeout-ms", "300"));
     struct bed_request *running = start(t, 10, 300), *queued = start(t, 10, 10);
     wait_ids(running, 2);
+    int64_t killed_ns = clock_now_ns();
     engine_bed_kill_stage(t->b, 1);
     bed_wait(queued, 3000);
     assert_int_equal(running->end.status, STATUS_PIPELINE_LOST);
     assert_int_equal(queued->end.status, STATUS_PIPELINE);
     assert_true(queued->end.retry_after_s >= 1);
-    assert_true(queued->ended_ns - running->ended_ns > 250 * NS_PER_MS);
+    assert_true(running->ended_ns - killed_ns > 250 * NS_PER_MS && running->ended_ns - killed_ns < 600 * NS_PER_MS);
+    assert_non_null(strstr(running->end.message, "stage 1"));
     struct bed_request *late = start(t, 10, 10);
     bed_wait(late, 1000);
     assert_int_equal(late->end.status, STATUS_PIPELINE);
@@ -230,14 +230,13 @@ static void engine_without_a_stage_refuses_after_the_recovery_time(void **state)
     bed_close(t);
 }
 
-static void engine_passes_a_failed_tick_on_and_goes_on(void **state)
+static void engine_repeats_a_failed_tick_and_goes_on(void **state)
 {
     (void)state;
     struct bed *t = bed_open(2, "tick_us 300\nstage 1 fail_tick 40 OUT_OF_MEMORY\n", FLAGS("--slots", "2"));
     struct bed_request *r = start(t, 10, 300);
     bed_wait(r, WAIT_MS);
-    assert_int_equal(r->end.status, STATUS_PIPELINE_LOST);
-    assert_non_null(strstr(r->end.message, "stage 1"));
+    assert_int_equal(r->end.status, STATUS_OK);
     check_answer(t, r);
     engine_bed_wait_ready(t->b);
     canary(t);
@@ -496,7 +495,7 @@ int main(void)
         cmocka_unit_test(engine_survives_the_loss_of_each_stage),
         cmocka_unit_test(engine_survives_stages_that_come_and_go_at_random),
         cmocka_unit_test(engine_without_a_stage_refuses_after_the_recovery_time),
-        cmocka_unit_test(engine_passes_a_failed_tick_on_and_goes_on),
+        cmocka_unit_test(engine_repeats_a_failed_tick_and_goes_on),
         cmocka_unit_test(engine_ends_one_request_for_bad_logits),
         cmocka_unit_test(clients_that_leave_or_wait_in_vain_write_no_line),
         cmocka_unit_test(engine_refuses_what_the_pool_can_never_hold_and_makes_the_rest_wait),
