@@ -3,7 +3,7 @@
 #   build  what the programs need (default)   test  also what the tests need
 set -euo pipefail
 build=(gcc g++ cmake ninja-build pkg-config git libgrpc-dev libprotobuf-c-dev protobuf-c-compiler libopenmpi-dev openmpi-bin
-    libmicrohttpd-dev libjansson-dev libpcre2-dev libhwloc-dev libssl-dev libcurl4-openssl-dev
+    libmicrohttpd-dev libgnutls28-dev libjansson-dev libpcre2-dev libhwloc-dev libssl-dev libcurl4-openssl-dev
     python3 python3-jinja2 python3-pip)
 test=(libcmocka-dev clang-14 libclang-rt-14-dev valgrind python3-venv python3-grpcio python3-protobuf procps iproute2 curl)
 wanted=("${build[@]}")

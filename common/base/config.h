@@ -43,6 +43,10 @@ enum program {
     X(drain_ms, INT, "drain-ms", 13, "30000", 0, 3600000, NULL, "longest drain on SIGTERM")                                       \
     X(restart_delay_ms, INT, "restart-delay-ms", 8, "100", 0, 60000, NULL, "wait before a process is restarted")                  \
     X(restarts, INT, "restarts", 8, "10", 0, 1000000, NULL, "restarts of one process in ten minutes")                             \
+    X(detach, SWITCH, "detach", 8, "off", 0, 0, NULL, "mpirun returns when it serves; the processes stay")                         \
+    X(join, TEXT, "join", 8, NULL, 0, 0, NULL, "HOST:PORT of a running coordinator: one stage for it, instead of a lost one")     \
+    X(pid_file, TEXT, "pid-file", 8, NULL, 0, 0, NULL, "pid of this launcher; rank R > 0: FILE.R (detached: sluice.pid)")         \
+    X(log_file, TEXT, "log-file", 8, "sluice.log", 0, 0, NULL, "where a detached service logs")                                   \
     X(slots, INT, "slots", 9, "8", 1, 4096, NULL, "sequences in ticks at the same time")                                          \
     X(context, INT, "context", 9, "auto", 16, 16777216, NULL, "most positions of one sequence (default: the model's)")            \
     X(kv_mib, INT, "kv-mib", 9, "auto", 1, 16777216, NULL, "KV pool of a stage in MiB (auto: slots x context, at most half of what is free)") \

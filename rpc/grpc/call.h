@@ -21,6 +21,7 @@
 #include "rpc/grpc/rpc.h"
 
 struct rpc_call;
+struct channel_core;
 
 struct rpc_call_ops {
     /* The next message to send, or NULL: none now. Called when nothing is being sent. */
@@ -39,6 +40,7 @@ struct rpc_call {
     void *service;               /* the same: method->service */
     struct rpc_channel *channel; /* of a client's call, until on_closed */
     struct list in_channel;
+    struct channel_core *core;   /* the channel's connection that it uses */
     atomic_int refs;
     struct rpc_tag tag_close, tag_send, tag_status, tag_read, tag_headers;
     /* Of the peer, set before on_open. */

@@ -20,6 +20,7 @@
 struct rpc_loop;
 struct rpc_server;
 struct rpc_channel;
+struct rpc_tls;
 
 /* Calls grpc_init, starts the thread. */
 enum status rpc_loop_create(struct rpc_loop **out, struct error *err);
@@ -32,6 +33,7 @@ struct rpc_options {
     const char *secret;        /* bearer between processes; NULL or "": none asked for, none sent */
     int64_t max_message_bytes; /* both directions */
     int heartbeat_ms;          /* keepalive interval; a dead peer is noticed after about four */
+    struct rpc_tls *tls;       /* tls.h; NULL or without a CA: plaintext. Outlives server and channel */
 };
 
 /* host_port: "127.0.0.1:7411" (port 0: any, see rpc_server_port). SO_REUSEPORT is off, so a taken port is an error.
@@ -46,7 +48,8 @@ void rpc_server_destroy(struct rpc_server *s, int grace_ms);
 /* grpc.health.v1.Health: one status for "" and every service of ours. Also serves Watch. */
 void rpc_server_set_health(struct rpc_server *s, int serving);
 
-/* Reconnects by itself (50-100 ms back-off). */
+/* Reconnects by itself (50-100 ms back-off). With TLS the server's certificate must name the host of host_port (for unix: paths
+ * "localhost"). After rpc_tls_reload new calls go over a new connection; open ones stay on theirs. */
 enum status rpc_channel_create(struct rpc_loop *l, const char *host_port, const struct rpc_options *o,
                                struct rpc_channel **out, struct error *err);
 void rpc_channel_destroy(struct rpc_channel *c);

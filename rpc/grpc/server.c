@@ -14,6 +14,7 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "rpc/grpc/tls.h"
 
 /* Calls the core may have matched and we not yet seen; each is re-armed as soon as it is dispatched. */
 enum { N_ACCEPTS = 8, DEFAULT_MAX_MESSAGE_BYTES = 64 << 20, MAX_SECRET_BYTES = 1024, HANDSHAKE_TIMEOUT_MS = 5000 };
@@ -40,6 +41,7 @@ struct rpc_server {
     } services[RPC_MAX_SERVICES];
     size_t n_services;
     struct health *health;
+    atomic_uint_fast64_t tls_version; /* of the certificates that the core has */
     struct accept accepts[N_ACCEPTS];
     struct rpc_tag shut;
     pthread_mutex_t lock; /* guards what follows */
@@ -399,11 +401,33 @@ enum status rpc_server_create(struct rpc_loop *l, const struct rpc_options *o, s
     return STATUS_OK;
 }
 
+/* The core asks before each handshake. */
+static grpc_ssl_certificate_config_reload_status on_certificates(void *arg, grpc_ssl_server_certificate_config **out)
+{
+    struct rpc_server *s = arg;
+    if (rpc_tls_version(s->options.tls) == atomic_load(&s->tls_version))
+        return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+    const struct rpc_tls_pem *pem = rpc_tls_acquire(s->options.tls);
+    const grpc_ssl_pem_key_cert_pair pair = {pem->key, pem->cert};
+    *out = grpc_ssl_server_certificate_config_create(pem->ca, &pair, 1);
+    atomic_store(&s->tls_version, pem->version);
+    rpc_tls_release(pem);
+    return *out ? GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW : GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_FAIL;
+}
+
+static grpc_server_credentials *create_credentials(struct rpc_server *s)
+{
+    if (!rpc_tls_is_mutual(s->options.tls))
+        return grpc_insecure_server_credentials_create();
+    return grpc_ssl_server_credentials_create_with_options(grpc_ssl_server_credentials_create_options_using_config_fetcher(
+        GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY, on_certificates, s));
+}
+
 enum status rpc_server_listen(struct rpc_server *s, const char *host_port, struct error *err)
 {
-    grpc_server_credentials *open = grpc_insecure_server_credentials_create();
-    int port = grpc_server_add_http2_port(s->core, host_port, open);
-    grpc_server_credentials_release(open);
+    grpc_server_credentials *who = create_credentials(s);
+    int port = grpc_server_add_http2_port(s->core, host_port, who);
+    grpc_server_credentials_release(who);
     if (!port)
         return error_set(err, STATUS_ADDRESS_IN_USE, "cannot listen on %s: the address is in use or not this host's", host_port);
     s->port = port;

@@ -60,6 +60,27 @@ static void config_flags_win_over_environment_and_file(void **state)
     assert_int_equal(c.heartbeat_ms, 333);
 }
 
+static void config_certificates_are_flags_of_every_program(void **state)
+{
+    (void)state;
+    const enum program programs[] = {PROGRAM_COORDINATOR, PROGRAM_STAGE, PROGRAM_GATEWAY, PROGRAM_LAUNCH};
+    struct config c;
+    for (size_t i = 0; i < sizeof programs / sizeof programs[0]; i++) {
+        assert_int_equal(read_flags(programs[i], &c, NULL, NULL), STATUS_OK);
+        assert_true(!c.tls_cert && !c.tls_key && !c.tls_ca);
+        assert_int_equal(read_flags(programs[i], &c, NULL, "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c", NULL), STATUS_OK);
+        assert_string_equal(c.tls_cert, "a");
+        assert_string_equal(c.tls_key, "b");
+        assert_string_equal(c.tls_ca, "c");
+    }
+    for (size_t i = 0; i < 3; i++) { /* the launcher hands them to each child */
+        const char *flags[16];
+        assert_int_equal(config_child_flags(&c, programs[i], flags, 16), 6);
+        assert_string_equal(flags[0], "--tls-cert");
+        assert_string_equal(flags[5], "c");
+    }
+}
+
 static void config_mistakes_name_the_flag_and_what_is_allowed(void **state)
 {
     (void)state;
@@ -168,6 +189,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(config_defaults_are_those_of_the_interface),
         cmocka_unit_test(config_flags_win_over_environment_and_file),
+        cmocka_unit_test(config_certificates_are_flags_of_every_program),
         cmocka_unit_test(config_mistakes_name_the_flag_and_what_is_allowed),
         cmocka_unit_test(config_a_flag_without_its_value_is_refused),
         cmocka_unit_test(config_children_get_what_was_given_and_what_they_take),

@@ -178,13 +178,21 @@ void fixture_restart_server(struct fixture *f)
 
 void fixture_start(struct fixture *f, const char *server_secret, const char *channel_secret)
 {
+    fixture_start_tls(f, server_secret, NULL, channel_secret, NULL);
+}
+
+void fixture_start_tls(struct fixture *f, const char *server_secret, struct rpc_tls *server_tls, const char *channel_secret,
+                       struct rpc_tls *channel_tls)
+{
     struct error err;
     memset(f, 0, sizeof *f);
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->changed, NULL);
-    f->server_options = (struct rpc_options){.secret = server_secret, .max_message_bytes = 8 << 20, .heartbeat_ms = 300};
+    f->server_options = (struct rpc_options){
+        .secret = server_secret, .max_message_bytes = 8 << 20, .heartbeat_ms = 300, .tls = server_tls};
     f->channel_options = f->server_options;
     f->channel_options.secret = channel_secret;
+    f->channel_options.tls = channel_tls;
     assert_int_equal(rpc_loop_create(&f->loop, &err), STATUS_OK);
     start_server(f, "127.0.0.1:0");
     assert_int_equal(rpc_channel_create(f->loop, f->address, &f->channel_options, &f->channel, &err), STATUS_OK);

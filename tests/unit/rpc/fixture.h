@@ -45,6 +45,9 @@ struct fixture {
 };
 
 void fixture_start(struct fixture *f, const char *server_secret, const char *channel_secret);
+/* The same with certificates; NULL: plaintext. */
+void fixture_start_tls(struct fixture *f, const char *server_secret, struct rpc_tls *server_tls, const char *channel_secret,
+                       struct rpc_tls *channel_tls);
 void fixture_restart_server(struct fixture *f); /* on the same port, after rpc_server_destroy */
 void fixture_stop(struct fixture *f);
 void fixture_drop_call(struct fixture *f);

@@ -1,0 +1,1 @@
+sluice_library(sluice_certificates SOURCES certificates.c DEPS sluice_rpc PkgConfig::CRYPTO)
