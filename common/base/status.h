@@ -55,7 +55,15 @@ enum status {
 };
 
 /* Exit codes of all programs (interface.md). */
-enum exit_code { EXIT_ASKED = 0, EXIT_CONFIG = 2, EXIT_MODEL = 3, EXIT_ADDRESS = 4, EXIT_MEMORY = 5, EXIT_BUG = 70 };
+enum exit_code {
+    EXIT_ASKED = 0,
+    EXIT_CONFIG = 2,
+    EXIT_MODEL = 3,
+    EXIT_ADDRESS = 4,
+    EXIT_MEMORY = 5,
+    EXIT_BUG = 70,
+    EXIT_AGAIN = 75, /* asked (SIGUSR1) to make room for the next process, which the launcher starts */
+};
 
 /* For a number outside the map the answers are those of STATUS_INTERNAL. */
 const char *status_text(enum status s);
