@@ -1,0 +1,200 @@
+#include "deploy/holder.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/base/hold.h"
+
+enum { SPARE_DESCRIPTORS = 256 }; /* the launcher's own */
+
+struct held {
+    uint64_t id;
+    int socket, journal;
+};
+
+struct holder {
+    int own, gateway; /* the ends of the pair; both stay open, so that nothing is lost between two gateways */
+    int listener;     /* or -1 */
+    uint32_t n_held;
+    int giving;             /* a TAKE is being answered: */
+    uint64_t taker;         /* whose */
+    uint32_t next;          /* the next to give */
+    int listener_given;
+    struct held held[HOLD_MAX];
+};
+
+/* Two descriptors for each exchange; the usual soft limit of 1,024 is for programs that use select(). */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit r;
+    rlim_t want = 2 * HOLD_MAX + SPARE_DESCRIPTORS;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur >= want)
+        return;
+    r.rlim_cur = r.rlim_max < want ? r.rlim_max : want;
+    setrlimit(RLIMIT_NOFILE, &r);
+}
+
+enum status holder_create(struct holder **out, struct error *err)
+{
+    int pair[2];
+    struct holder *h = calloc(1, sizeof *h);
+    if (!h)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the holder of connections");
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) {
+        free(h);
+        return error_set(err, STATUS_IO, "no sockets for the holder of connections: %s", strerror(errno));
+    }
+    raise_descriptor_limit();
+    h->own = pair[0];
+    h->gateway = pair[1];
+    h->listener = -1;
+    *out = h;
+    return STATUS_OK;
+}
+
+static void let_go(struct held *e)
+{
+    close(e->socket);
+    close(e->journal);
+}
+
+void holder_clear(struct holder *h)
+{
+    while (h->n_held)
+        let_go(&h->held[--h->n_held]);
+    if (h->listener >= 0)
+        close(h->listener);
+    h->listener = -1;
+    h->giving = 0;
+}
+
+void holder_destroy(struct holder *h)
+{
+    holder_clear(h);
+    close(h->own);
+    close(h->gateway);
+    free(h);
+}
+
+static void drop(struct holder *h, uint64_t id)
+{
+    for (uint32_t i = 0; i < h->n_held; i++)
+        if (h->held[i].id == id) {
+            let_go(&h->held[i]);
+            h->held[i] = h->held[--h->n_held];
+            return;
+        }
+}
+
+static void keep(struct holder *h, uint64_t id, const int fds[2])
+{
+    struct held e = {id, fds[0], fds[1]};
+    drop(h, id);
+    if (h->n_held < HOLD_MAX)
+        h->held[h->n_held++] = e;
+    else
+        let_go(&e);
+}
+
+static void keep_listener(struct holder *h, int fd)
+{
+    if (h->listener >= 0)
+        close(h->listener);
+    h->listener = fd;
+}
+
+/* A gateway that takes has dropped nothing yet, so the order stays as it is until END. */
+static void start_giving(struct holder *h, uint64_t taker)
+{
+    h->giving = 1;
+    h->taker = taker;
+    h->next = 0;
+    h->listener_given = h->listener < 0;
+}
+
+static enum status give_next(struct holder *h)
+{
+    struct hold_message m = {.verb = HOLD_END, .id = h->taker, .about = h->taker};
+    int fds[HOLD_MAX_FDS] = {h->listener, -1};
+    if (!h->listener_given) {
+        m.verb = HOLD_GIVEN_LISTENER;
+    } else if (h->next < h->n_held) {
+        m.verb = HOLD_GIVEN;
+        m.id = h->held[h->next].id;
+        fds[0] = h->held[h->next].socket;
+        fds[1] = h->held[h->next].journal;
+    }
+    enum status s = hold_send(h->own, &m, fds);
+    if (s == STATUS_OK && m.verb == HOLD_GIVEN_LISTENER)
+        h->listener_given = 1;
+    else if (s == STATUS_OK && m.verb == HOLD_GIVEN)
+        h->next++;
+    else if (s == STATUS_OK)
+        h->giving = 0;
+    return s;
+}
+
+static void on_message(struct holder *h, const struct hold_message *m, const int *fds)
+{
+    switch (m->verb) {
+    case HOLD_KEEP:
+        keep(h, m->id, fds);
+        break;
+    case HOLD_DROP:
+        drop(h, m->id);
+        break;
+    case HOLD_LISTENER:
+        keep_listener(h, fds[0]);
+        break;
+    case HOLD_TAKE:
+        start_giving(h, m->id);
+        break;
+    case HOLD_CLEAR:
+        holder_clear(h);
+        break;
+    default: /* our own verbs, from the wrong side */
+        for (int i = 0; i < hold_descriptors(m->verb); i++)
+            close(fds[i]);
+    }
+}
+
+void holder_serve(struct holder *h)
+{
+    enum { MOST = 4 * HOLD_MAX }; /* others wait for this thread too */
+    struct hold_message m;
+    int fds[HOLD_MAX_FDS];
+    for (int i = 0; i < MOST; i++) {
+        enum status s = hold_receive(h->own, &m, fds);
+        if (s == STATUS_OK)
+            on_message(h, &m, fds);
+        else if (s != STATUS_PROTOCOL)
+            break;
+    }
+    while (h->giving && give_next(h) == STATUS_OK)
+        ;
+}
+
+int holder_gateway_fd(const struct holder *h)
+{
+    return h->gateway;
+}
+
+int holder_fd(const struct holder *h)
+{
+    return h->own;
+}
+
+short holder_events(const struct holder *h)
+{
+    return (short)(POLLIN | (h->giving ? POLLOUT : 0));
+}
+
+uint32_t holder_held(const struct holder *h)
+{
+    return h->n_held;
+}

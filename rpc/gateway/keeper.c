@@ -1,0 +1,406 @@
+#include "rpc/gateway/keeper.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/check.h"
+
+enum {
+    FORMAT = 1,
+    RECORDS_AT = KEEPER_PAGE + KEEPER_RING_BYTES,
+    FIRST_RECORDS_BYTES = 64 << 10, /* untouched pages cost nothing */
+    RECORD_ALIGN = 8,
+    LAST_FRAME_BYTES = 5, /* "0\r\n\r\n" */
+};
+static const char magic[8] = "SLUICEKJ";
+
+/* Page 0 of the file. */
+struct head {
+    char magic[8];
+    uint32_t version;
+    _Atomic uint32_t current;
+    struct keeper_state states[2];
+};
+_Static_assert(sizeof(struct head) <= KEEPER_PAGE, "the head has one page");
+
+struct record_head {
+    uint32_t kind, len;
+};
+
+struct keeper {
+    int fd, failed;
+    char *map;
+    size_t size;
+    uint64_t at;               /* records written, published or not */
+    struct keeper_state state; /* the next one */
+};
+
+static atomic_uint_fast64_t all_bytes;
+
+/* --- the file --------------------------------------------------------------------------------------------------------- */
+
+static struct head *head_of(const struct keeper *k)
+{
+    return (struct head *)(void *)k->map;
+}
+
+/* The mapping may move. */
+static enum status grow(struct keeper *k, size_t size)
+{
+    size_t more = size - k->size;
+    if (size > KEEPER_FILE_BYTES || atomic_fetch_add(&all_bytes, more) + more > KEEPER_ALL_BYTES) {
+        if (size <= KEEPER_FILE_BYTES)
+            atomic_fetch_sub(&all_bytes, more);
+        return STATUS_FULL;
+    }
+    void *map = MAP_FAILED;
+    if (ftruncate(k->fd, (off_t)size) == 0)
+        map = k->map ? mremap(k->map, k->size, size, MREMAP_MAYMOVE)
+                     : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, k->fd, 0);
+    if (map == MAP_FAILED) {
+        atomic_fetch_sub(&all_bytes, more);
+        return STATUS_OUT_OF_MEMORY;
+    }
+    k->map = map;
+    k->size = size;
+    return STATUS_OK;
+}
+
+enum status keeper_create(uint64_t wire_begin, struct keeper **out)
+{
+    struct keeper *k = calloc(1, sizeof *k);
+    if (!k)
+        return STATUS_OUT_OF_MEMORY;
+    k->fd = memfd_create("sluice-journal", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    enum status s = k->fd < 0 ? STATUS_IO : grow(k, RECORDS_AT + FIRST_RECORDS_BYTES);
+    if (s == STATUS_OK && fcntl(k->fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) /* whoever maps it next is not to die of SIGBUS */
+        s = STATUS_IO;
+    if (s != STATUS_OK) {
+        keeper_close(k);
+        return s;
+    }
+    struct head *h = head_of(k);
+    memcpy(h->magic, magic, sizeof magic);
+    h->version = FORMAT;
+    k->state.wire_begin = wire_begin;
+    keeper_publish(k);
+    *out = k;
+    return STATUS_OK;
+}
+
+enum status keeper_open(int fd, struct keeper **out, struct error *err)
+{
+    struct stat st;
+    struct kept kept;
+    struct keeper *k = calloc(1, sizeof *k);
+    if (!k) {
+        close(fd);
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a journal");
+    }
+    k->fd = fd;
+    enum status s = STATUS_OK;
+    if (fstat(fd, &st) != 0 || st.st_size < RECORDS_AT || !(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK))
+        s = error_set(err, STATUS_PROTOCOL, "this is no journal of an exchange");
+    else if (grow(k, (size_t)st.st_size) != STATUS_OK)
+        s = error_set(err, STATUS_OUT_OF_MEMORY, "the journals of exchanges have no more room");
+    else
+        s = keeper_read(k->map, k->size, &kept, err);
+    if (s != STATUS_OK) {
+        keeper_close(k);
+        return s;
+    }
+    k->state = kept.state;
+    k->at = kept.state.records_bytes;
+    *out = k;
+    return STATUS_OK;
+}
+
+void keeper_close(struct keeper *k)
+{
+    if (k->map)
+        munmap(k->map, k->size);
+    atomic_fetch_sub(&all_bytes, k->size);
+    if (k->fd >= 0)
+        close(k->fd);
+    free(k);
+}
+
+int keeper_fd(const struct keeper *k)
+{
+    return k->fd;
+}
+
+int keeper_failed(const struct keeper *k)
+{
+    return k->failed;
+}
+
+struct keeper_state *keeper_state(struct keeper *k)
+{
+    return &k->state;
+}
+
+/* --- writing ---------------------------------------------------------------------------------------------------------- */
+
+void keeper_record(struct keeper *k, uint32_t kind, const void *data, size_t len)
+{
+    size_t padded = (sizeof(struct record_head) + len + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
+    uint64_t end = RECORDS_AT + k->at + padded;
+    if (k->failed || len > KEEPER_FILE_BYTES) {
+        k->failed = 1;
+        return;
+    }
+    if (end > k->size) {
+        uint64_t twice = 2 * (uint64_t)k->size;
+        if (grow(k, end > twice ? (end + KEEPER_PAGE - 1) / KEEPER_PAGE * KEEPER_PAGE : twice) != STATUS_OK) {
+            k->failed = 1;
+            return;
+        }
+    }
+    char *to = k->map + RECORDS_AT + k->at;
+    struct record_head h = {kind, (uint32_t)len};
+    memcpy(to, &h, sizeof h);
+    if (len)
+        memcpy(to + sizeof h, data, len);
+    k->at += padded;
+}
+
+void keeper_content(struct keeper *k, const void *data, size_t len)
+{
+    struct keeper_state *s = &k->state;
+    const char *from = data;
+    if (k->failed || s->produced + len - (s->handed - s->frame_content) > KEEPER_RING_BYTES) {
+        k->failed = 1;
+        return;
+    }
+    while (len) {
+        size_t at = (s->produced - s->ring_base) % KEEPER_RING_BYTES, n = KEEPER_RING_BYTES - at;
+        n = n < len ? n : len;
+        memcpy(k->map + KEEPER_PAGE + at, from, n);
+        s->produced += n;
+        from += n;
+        len -= n;
+    }
+}
+
+void keeper_publish(struct keeper *k)
+{
+    struct head *h = head_of(k);
+    if (k->failed)
+        return;
+    k->state.records_bytes = k->at;
+    uint32_t other = !atomic_load_explicit(&h->current, memory_order_relaxed);
+    h->states[other] = k->state;
+    atomic_store_explicit(&h->current, other, memory_order_release);
+}
+
+static uint64_t hex_digits(uint64_t n)
+{
+    uint64_t digits = 1;
+    while (n >>= 4)
+        digits++;
+    return digits;
+}
+
+uint64_t keeper_frame_bytes(const struct keeper_state *s)
+{
+    if (s->framing != KEEPER_CHUNKED)
+        return s->frame_content;
+    if (s->last)
+        return LAST_FRAME_BYTES;
+    return s->frame_content ? hex_digits(s->frame_content) + 2 + s->frame_content + 2 : 0;
+}
+
+void keeper_frame(struct keeper *k, long n, int fd)
+{
+    struct keeper_state *s = &k->state;
+    if (k->failed)
+        return;
+    if (!s->body_known) {
+        if (keeper_position(fd, &s->wire_body) != STATUS_OK) {
+            k->failed = 1;
+            return;
+        }
+        s->body_known = 1;
+    }
+    s->frame_at += keeper_frame_bytes(s);
+    s->frame_content = n > 0 ? (uint32_t)n : 0;
+    s->handed += s->frame_content;
+    s->last = n == KEEPER_LAST;
+    if (n == 0 && s->handed == s->produced)
+        s->ring_base = s->produced; /* an idle stream begins the ring again, and so touches few of its pages */
+    keeper_publish(k);
+}
+
+/* --- reading what another process wrote ------------------------------------------------------------------------------------ */
+
+void keeper_view(const struct keeper *k, struct kept *out)
+{
+    const struct head *h = head_of(k);
+    out->state = h->states[atomic_load_explicit(&h->current, memory_order_acquire)];
+    out->ring = k->map + KEEPER_PAGE;
+    out->records = k->map + RECORDS_AT;
+}
+
+static int state_is_sane(const struct keeper_state *s)
+{
+    const uint64_t far = 1ull << 60;
+    if (s->produced > far || s->wire_begin > far || s->wire_body > far || s->frame_at > far || s->framing > KEEPER_LENGTH)
+        return 0;
+    if (s->handed > s->produced || s->frame_content > s->handed || s->frame_content > KEEPER_FRAME_MAX || s->last > 1)
+        return 0;
+    if (s->last && s->frame_content)
+        return 0;
+    if (s->framing == KEEPER_LENGTH) /* its content is a record */
+        return 1;
+    return s->ring_base <= s->handed - s->frame_content && s->produced - (s->handed - s->frame_content) <= KEEPER_RING_BYTES;
+}
+
+int keeper_next(const struct kept *k, uint64_t *at, struct keeper_record *out)
+{
+    struct record_head h;
+    if (*at >= k->state.records_bytes)
+        return 0;
+    memcpy(&h, k->records + *at, sizeof h);
+    *out = (struct keeper_record){h.kind, h.len, k->records + *at + sizeof h};
+    *at += (sizeof h + (uint64_t)h.len + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
+    return 1;
+}
+
+static int records_are_sane(const struct kept *k)
+{
+    uint64_t at = 0, end = k->state.records_bytes;
+    struct record_head h;
+    while (at < end) {
+        if (end - at < sizeof h)
+            return 0;
+        memcpy(&h, k->records + at, sizeof h);
+        uint64_t padded = (sizeof h + (uint64_t)h.len + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
+        if (padded > end - at || h.kind == 0 || h.kind >= KEEPER_KINDS)
+            return 0;
+        at += padded;
+    }
+    return 1;
+}
+
+enum status keeper_read(const void *image, size_t len, struct kept *out, struct error *err)
+{
+    struct head h;
+    if (len < RECORDS_AT)
+        return error_set(err, STATUS_PROTOCOL, "a journal of %zu bytes is cut off", len);
+    memcpy(&h, image, sizeof h);
+    if (memcmp(h.magic, magic, sizeof magic) != 0 || h.version != FORMAT || h.current > 1)
+        return error_set(err, STATUS_PROTOCOL, "the journal is another version's");
+    struct kept k = {h.states[h.current], (const char *)image + KEEPER_PAGE, (const char *)image + RECORDS_AT};
+    if (!state_is_sane(&k.state) || k.state.records_bytes > len - RECORDS_AT || !records_are_sane(&k))
+        return error_set(err, STATUS_PROTOCOL, "the journal contradicts itself");
+    *out = k;
+    return STATUS_OK;
+}
+
+int keeper_find(const struct kept *k, uint32_t kind, struct keeper_record *out)
+{
+    struct keeper_record r;
+    uint64_t at = 0;
+    int found = 0;
+    while (keeper_next(k, &at, &r))
+        if (r.kind == kind) {
+            *out = r;
+            found = 1;
+        }
+    return found;
+}
+
+enum status keeper_copy(const struct kept *k, uint64_t from, uint64_t to, struct buf *out)
+{
+    const struct keeper_state *s = &k->state;
+    if (from < s->ring_base || to < from || to > s->produced || s->produced - from > KEEPER_RING_BYTES)
+        return STATUS_PROTOCOL;
+    while (from < to) {
+        size_t at = (from - s->ring_base) % KEEPER_RING_BYTES, n = KEEPER_RING_BYTES - at;
+        n = n < to - from ? n : to - from;
+        TRY(buf_append(out, k->ring + at, n));
+        from += n;
+    }
+    return STATUS_OK;
+}
+
+/* --- where the wire stands ---------------------------------------------------------------------------------------------- */
+
+/* frame_at: the frame begins there; it is under way. */
+static enum status rest_of_body(const struct keeper_state *s, uint64_t at, struct keeper_rest *out)
+{
+    if (s->framing == KEEPER_LENGTH) {
+        out->content_at = at;
+        return at <= s->handed ? STATUS_OK : STATUS_PROTOCOL;
+    }
+    uint64_t frame = keeper_frame_bytes(s);
+    if (at < s->frame_at || at - s->frame_at > frame)
+        return STATUS_PROTOCOL;
+    out->frame_left = frame - (at - s->frame_at);
+    out->content_at = s->handed;
+    return STATUS_OK;
+}
+
+enum status keeper_rest(const struct keeper_state *s, uint64_t head_bytes, uint64_t position, struct keeper_rest *out)
+{
+    *out = (struct keeper_rest){0};
+    if (position < s->wire_begin)
+        return STATUS_PROTOCOL;
+    if (s->framing == KEEPER_UNANSWERED || (!s->body_known && position == s->wire_begin)) {
+        out->whole = 1;
+        return position == s->wire_begin ? STATUS_OK : STATUS_PROTOCOL;
+    }
+    if (!s->body_known) /* the head is sent in one piece, and the first frame was not made yet */
+        return STATUS_OK;
+    if (position >= s->wire_body)
+        return rest_of_body(s, position - s->wire_body, out);
+    out->head_left = s->wire_body - position;
+    if (out->head_left > head_bytes || s->handed)
+        return STATUS_PROTOCOL;
+    return STATUS_OK;
+}
+
+void keeper_frame_open(struct buf *out, size_t n)
+{
+    buf_printf(out, "%zX\r\n", n);
+}
+
+void keeper_frame_close(struct buf *out)
+{
+    buf_text(out, "\r\n");
+}
+
+/* What is acknowledged and what is not, together; an acknowledgement in between would be counted in both or in none. */
+enum status keeper_position(int fd, uint64_t *out)
+{
+    enum { TRIES = 1000 };
+    struct tcp_info before, after;
+    for (int i = 0; i < TRIES; i++) {
+        socklen_t len = sizeof before, len_after = sizeof after;
+        int queued = 0;
+        memset(&before, 0, sizeof before);
+        memset(&after, 0, sizeof after);
+        if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &before, &len) != 0 || ioctl(fd, SIOCOUTQ, &queued) != 0 ||
+            getsockopt(fd, IPPROTO_TCP, TCP_INFO, &after, &len_after) != 0)
+            return STATUS_IO;
+        if (len < offsetof(struct tcp_info, tcpi_bytes_acked) + sizeof before.tcpi_bytes_acked)
+            return STATUS_UNSUPPORTED;
+        if (before.tcpi_bytes_acked == after.tcpi_bytes_acked) {
+            *out = before.tcpi_bytes_acked + (uint64_t)queued;
+            return STATUS_OK;
+        }
+    }
+    return STATUS_IO;
+}

@@ -1,0 +1,59 @@
+/* The journal that a gateway left behind, as the next one reads it. The input is what stands in the image where it matters: the head's page first (its
+ * used part), then the records. Whatever is accepted must be readable to its end, and no position may name bytes that are not there. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "rpc/gateway/keeper.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { HEAD_BYTES = 256, RECORDS_AT = KEEPER_PAGE + KEEPER_RING_BYTES, RECORDS_MAX = 64 << 10 };
+
+static void look_at_rest(const struct kept *k, uint64_t position)
+{
+    struct keeper_rest rest;
+    struct buf b;
+    struct keeper_record head = {0};
+    keeper_find(k, KEEPER_HEAD, &head);
+    if (keeper_rest(&k->state, head.len, position, &rest) != STATUS_OK)
+        return;
+    CHECK(rest.head_left <= head.len);
+    CHECK(rest.frame_left <= keeper_frame_bytes(&k->state));
+    CHECK(rest.content_at <= k->state.handed);
+    if (k->state.framing == KEEPER_LENGTH)
+        return;
+    buf_init(&b, KEEPER_RING_BYTES);
+    CHECK(keeper_copy(k, k->state.handed - k->state.frame_content, k->state.produced, &b) == STATUS_OK);
+    CHECK(b.len == k->state.produced - k->state.handed + k->state.frame_content);
+    buf_fini(&b);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static char image[RECORDS_AT + RECORDS_MAX];
+    struct kept k;
+    struct error err;
+    struct keeper_record r;
+    uint64_t at = 0, sum = 0;
+    if (size < HEAD_BYTES || size > HEAD_BYTES + RECORDS_MAX)
+        return 0;
+    memcpy(image, data, HEAD_BYTES);
+    memcpy(image + RECORDS_AT, data + HEAD_BYTES, size - HEAD_BYTES);
+    if (keeper_read(image, RECORDS_AT + size - HEAD_BYTES, &k, &err) != STATUS_OK)
+        return 0;
+    while (keeper_next(&k, &at, &r)) {
+        CHECK(r.data + r.len <= image + RECORDS_AT + size - HEAD_BYTES);
+        for (uint32_t i = 0; i < r.len; i++)
+            sum += (uint8_t)r.data[i];
+    }
+    CHECK(at == k.state.records_bytes || !k.state.records_bytes);
+    const uint64_t base = k.state.wire_body + k.state.frame_at;
+    for (uint64_t i = 0; i < 3; i++) {
+        look_at_rest(&k, base + i);
+        look_at_rest(&k, k.state.wire_begin + i);
+        look_at_rest(&k, k.state.wire_body - i);
+    }
+    return sum == UINT64_MAX;
+}
