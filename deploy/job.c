@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,7 +19,7 @@
 #include "common/base/log.h"
 
 static const int64_t HELLO_LIMIT_NS = 2 * NS_PER_S;
-enum { CONNECT_LIMIT_S = 10, QUIET_S = 10, PROBE_S = 5, N_PROBES = 4 };
+enum { CONNECT_LIMIT_MS = 10000, RECONNECT_LIMIT_MS = 300, QUIET_S = 10, PROBE_S = 5, N_PROBES = 4 };
 
 /* A host that vanished says nothing: only probes find out. Without them a rank would outlive its job for ever. */
 static void watch_peer(int fd)
@@ -66,28 +65,37 @@ enum status job_listen(struct job *j, const char *host, uint16_t *port, struct e
     return STATUS_OK;
 }
 
-enum status job_connect(struct job *j, const char *host, uint16_t port, struct error *err)
+static void drop(struct job_line *l)
 {
-    struct address a = {.port = port};
+    close(l->fd);
+    *l = (struct job_line){.fd = -1};
+}
+
+/* Grows with every connection of this host: no reboot is between two of one job. */
+static void make_nonce(char nonce[20])
+{
+    snprintf(nonce, 20, "%016llx", (unsigned long long)clock_now_ns());
+}
+
+static enum status connect_within(struct job *j, int limit_ms, struct error *err)
+{
+    struct address a = {.port = j->port};
     struct sockaddr_storage sa;
     socklen_t len;
-    uint64_t random = 0;
     char nonce[20], mac[65], line[160];
-    snprintf(a.host, sizeof a.host, "%s", host);
+    snprintf(a.host, sizeof a.host, "%s", j->host);
     TRY(address_resolve(&a, &sa, &len, err));
     int fd = socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const struct timeval limit = {.tv_sec = CONNECT_LIMIT_S}; /* Linux: connect obeys it too */
+    const struct timeval limit = {.tv_sec = limit_ms / 1000, .tv_usec = limit_ms % 1000 * 1000}; /* Linux: connect obeys it too */
     if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     if (fd < 0 || connect(fd, (struct sockaddr *)&sa, len) != 0) {
-        enum status s = error_set(err, STATUS_IO, "rank 0's control socket %s:%u: %s", host, port, strerror(errno));
+        enum status s = error_set(err, STATUS_IO, "rank 0's control socket %s:%u: %s", j->host, j->port, strerror(errno));
         if (fd >= 0)
             close(fd);
         return s;
     }
-    while (getrandom(&random, sizeof random, 0) != sizeof random)
-        ;
-    snprintf(nonce, sizeof nonce, "%016llx", (unsigned long long)random);
+    make_nonce(nonce);
     prove(j, j->rank, nonce, mac);
     int n = snprintf(line, sizeof line, "HELLO %d %s %s\n", j->rank, nonce, mac);
     j->lines[0] = (struct job_line){.fd = fd, .rank = 0};
@@ -97,10 +105,18 @@ enum status job_connect(struct job *j, const char *host, uint16_t port, struct e
     return STATUS_OK;
 }
 
-static void drop(struct job_line *l)
+enum status job_connect(struct job *j, const char *host, uint16_t port, struct error *err)
 {
-    close(l->fd);
-    *l = (struct job_line){.fd = -1};
+    snprintf(j->host, sizeof j->host, "%s", host);
+    j->port = port;
+    return connect_within(j, CONNECT_LIMIT_MS, err);
+}
+
+enum status job_reconnect(struct job *j, struct error *err)
+{
+    if (j->lines[0].fd >= 0)
+        drop(&j->lines[0]);
+    return connect_within(j, RECONNECT_LIMIT_MS, err);
 }
 
 void job_close(struct job *j)
@@ -169,8 +185,12 @@ static int hello(struct job *j, struct job_line *l, const char *line)
     prove(j, rank, nonce, want);
     if (strlen(got) != 64 || CRYPTO_memcmp(got, want, 64) != 0)
         return 0;
-    if (line_of(j, rank)) /* somebody who listened repeats what it said */
+    uint64_t number = strtoull(nonce, NULL, 16);
+    if (line_of(j, rank) || number <= j->last_nonce[rank]) /* somebody who listened repeats what it said */
         return 0;
+    if (j->last_nonce[rank])
+        LOG_INFO("the launcher of rank %d is back", rank);
+    j->last_nonce[rank] = number;
     l->rank = rank;
     if (j->told_ready)
         tell(l, "READY\n");

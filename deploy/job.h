@@ -2,14 +2,15 @@
  *
  * Purpose    Rank 0's control socket: the other ranks report a fatal end there and learn from it when the service was ready
  *            and when the job ends. Lines of text, one message each; a connection proves that it knows the secret of this
- *            socket, which is made for the job and told by MPI only. One connection a rank, for the life of the job.
+ *            socket, which is made for the job and told by MPI only. One connection a rank at a time.
  *
  *              rank -> 0    HELLO rank nonce hmac        once, within 2 s, else the connection is closed
  *                           EXIT code what               a child ended for good
  *              0 -> rank    READY                        the service was ready once
  *                           END code                     end your children and leave with this code
  *
- *            A rank that is heard late is told READY and END then. A proven peer that is silent for half a minute (its host
+ *            The nonce of a rank grows with each of its connections, so one that was overheard is worth nothing later.
+ *            A rank that is heard late, or again, is told READY and END then. A proven peer that is silent for half a minute (its host
  *            is gone) or that says what does not belong here is lost.
  *
  * Ownership  job_init/job_close in place.
@@ -46,6 +47,9 @@ struct job {
     int rank, n_ranks;
     char secret[65];
     int listener;     /* rank 0 */
+    uint64_t last_nonce[JOB_MAX_RANKS]; /* rank 0: of each rank */
+    char host[64];    /* where rank 0 listens */
+    uint16_t port;
     int told_ready, told_end, end_code;
     struct job_line lines[2 * JOB_MAX_RANKS]; /* rank 0: the others; else lines[0] is rank 0 */
 };
@@ -55,6 +59,8 @@ void job_init(struct job *j, int rank, int n_ranks);
 enum status job_listen(struct job *j, const char *host, uint16_t *port, struct error *err);
 /* Within ten seconds. */
 enum status job_connect(struct job *j, const char *host, uint16_t port, struct error *err);
+/* Once more, after JOB_LOST; blocks for at most 300 ms. */
+enum status job_reconnect(struct job *j, struct error *err);
 void job_close(struct job *j);
 int job_poll_fds(struct job *j, struct pollfd *fds, int max);
 /* Reads what is there; 1 and an event, or 0 when there is none left. Call until 0. */

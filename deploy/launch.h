@@ -1,8 +1,8 @@
 /* deploy/launch.h - one rank's launcher. Inside deploy only.
  *
- * Purpose    What the three files of sluice-launch share: launch_main.c starts (MPI, addresses, the secret) and leaves,
- *            launch_children.c says which processes a rank has and with which arguments, launch_run.c runs them until the
- *            job ends.
+ * Purpose    What the files of sluice-launch share: launch_main.c starts (MPI, addresses, the secret), launch_detach.c leaves
+ *            mpirun behind where --detach asks for it, launch_children.c says which processes a rank has and with which
+ *            arguments, launch_run.c runs them until the job ends.
  * Ownership  One launcher a process; its strings live as long as it.
  * Threading  Main thread.
  * Errors     STATUS_CONFIG, STATUS_IO.
@@ -40,6 +40,13 @@ struct launcher {
     enum phase phase;
     int ready, exit_code, kills;
     int64_t phase_until_ns;
+    char why[200];         /* of an exit_code that is not 0: the last words */
+    /* --detach and --pid-file */
+    int starter_fd;        /* to the process that mpirun waits for; -1: none, or it has been told */
+    int log_fd, pid_fd;
+    char pid_path[1024];
+    int64_t rejoin_ns;     /* rank 0 is out of reach: the next try; 0: it is not */
+    int n_rejoins;
 };
 
 /* --- launch_children.c --- */
@@ -48,6 +55,20 @@ struct launcher {
 void launch_find_programs(struct launcher *l);
 /* The processes of this rank, not started yet. */
 enum status launch_add_children(struct launcher *l, struct error *err);
+
+/* --- launch_detach.c --- */
+
+/* Opens what --detach and --pid-file name, and holds the pid file: STATUS_CONFIG when another launcher does. */
+enum status launch_open_files(struct launcher *l, struct error *err);
+/* Writes this process's pid. */
+void launch_write_pid(const struct launcher *l);
+void launch_close_files(struct launcher *l);
+/* Returns in a new process, in a session of its own, whose output goes to the log; the one that mpirun knows waits here until
+ * launch_tell_starter, and exits. Only what this launcher has opened itself stays open. */
+enum status launch_detach(struct launcher *l, struct error *err);
+/* To that process, once: it serves (STARTER_READY), or has ended with a code and why. */
+enum { STARTER_READY = -1 };
+void launch_tell_starter(struct launcher *l, int code, const char *why);
 
 /* --- launch_run.c --- */
 

@@ -42,15 +42,17 @@ static void add_flag(struct child *c, const char *flag, const char *value)
     c->argv[n + 2] = NULL;
 }
 
+/* stage -1: the coordinator says which. */
 static enum status add_stage(struct launcher *l, int stage, int local, struct error *err)
 {
     int cores[MAX_CORES], n_cores;
     int64_t asked;
-    TRY(config_list_value(l->config.threads, stage, &asked, err));
+    TRY(config_list_value(l->config.threads, stage < 0 ? 0 : stage, &asked, err));
     int n_threads = placement_cores(local, l->n_local, (int)asked, cores, &n_cores);
     const char *program = l->config.stage_program ? l->config.stage_program : "sluice-stage";
-    struct child *c = add_child(l, text("stage %d", stage), program, PROGRAM_STAGE);
-    add_flag(c, "--stage", text("%d", stage));
+    struct child *c = add_child(l, stage < 0 ? "joined stage" : text("stage %d", stage), program, PROGRAM_STAGE);
+    TRY(supervisor_keep_memory(c, "KV", err));
+    add_flag(c, "--stage", stage < 0 ? "auto" : text("%d", stage));
     add_flag(c, "--coordinator", l->coordinator);
     add_flag(c, "--threads", text("%d", n_threads));
     c->env[c->n_env++] = text("SLUICE_HOST_STAGES=%d", l->n_local); /* they share this host's memory */
@@ -66,6 +68,8 @@ static enum status add_stage(struct launcher *l, int stage, int local, struct er
 
 enum status launch_add_children(struct launcher *l, struct error *err)
 {
+    if (l->config.join)
+        return add_stage(l, -1, 0, err);
     if (l->rank == 0) {
         l->coordinator_child = add_child(l, "coordinator", "sluice-coordinator", PROGRAM_COORDINATOR);
         add_flag(l->coordinator_child, "--grpc", l->listen);

@@ -1,6 +1,7 @@
 /* deploy/launch_main.c - program sluice-launch: one rank of `mpirun -np S`. Exchanges who is where by MPI, leaves MPI, then
  * starts and supervises the processes of its rank until the job ends. Rank i runs stage i; rank 0 runs coordinator and
- * gateway too. Without mpirun, or with -np 1 and --stages S, one launcher runs all stages. */
+ * gateway too. Without mpirun, or with -np 1 and --stages S, one launcher runs all stages. With --join it runs one stage for a
+ * service that is there already. */
 #include <errno.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include "common/base/address.h"
+#include "common/base/clock.h"
 #include "common/base/trace.h"
 #include "deploy/launch.h"
 #include "deploy/placement.h"
@@ -25,11 +27,26 @@
 
 /* --- MPI: who is where ------------------------------------------------------------------------------------------------------ */
 
+/* The address of ours from which packets for `to` would leave; nothing is sent. 0: no route leads there. */
+static int address_towards(const char *to, char out[64])
+{
+    struct sockaddr_in peer = {.sin_family = AF_INET, .sin_port = htons(9)}, own;
+    socklen_t len = sizeof own;
+    int found = 0, fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && inet_pton(AF_INET, to, &peer.sin_addr) == 1 && connect(fd, (struct sockaddr *)&peer, sizeof peer) == 0 &&
+        getsockname(fd, (struct sockaddr *)&own, &len) == 0 && (ntohl(own.sin_addr.s_addr) >> 24) != 127 && own.sin_addr.s_addr)
+        found = inet_ntop(AF_INET, &own.sin_addr, out, 64) != NULL;
+    if (fd >= 0)
+        close(fd);
+    return found;
+}
+
+/* The one that the default route uses, else the first that is not the loopback's. */
 static void own_address(char out[64])
 {
     struct ifaddrs *all = NULL;
     snprintf(out, 64, "127.0.0.1");
-    if (getifaddrs(&all) != 0)
+    if (address_towards("192.0.2.1", out) || getifaddrs(&all) != 0) /* an address of documentation: it lies elsewhere */
         return;
     for (struct ifaddrs *a = all; a; a = a->ifa_next) {
         const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)a->ifa_addr;
@@ -105,6 +122,16 @@ static enum status agree(struct launcher *l, enum status s, struct error *err)
                      status_text(status_from_int(worst.status)));
 }
 
+/* Rank 0 is known by the address from which it reaches the others: a host may have several. */
+static void settle_address(struct launcher *l)
+{
+    struct rank_facts *zero = &l->facts[0];
+    for (int i = 1; l->rank == 0 && i < l->n_ranks; i++)
+        if (l->facts[i].host_key != zero->host_key && address_towards(l->facts[i].address, zero->address))
+            break;
+    MPI_Bcast(zero->address, sizeof zero->address, MPI_BYTE, 0, MPI_COMM_WORLD);
+}
+
 static enum status exchange(struct launcher *l, struct error *err)
 {
     struct rank_facts mine;
@@ -121,6 +148,7 @@ static enum status exchange(struct launcher *l, struct error *err)
     }
     if (l->n_ranks == 1)
         l->n_local = l->n_stages;
+    settle_address(l);
     const char *host = l->one_host ? "127.0.0.1" : l->facts[0].address;
     if (l->rank == 0) {
         make_secret(l->job.secret); /* of the control socket; without --token-file also the processes' */
@@ -132,6 +160,49 @@ static enum status exchange(struct launcher *l, struct error *err)
     if (l->rank != 0 && port)
         s = job_connect(&l->job, host, port, err);
     return agree(l, s, err);
+}
+
+/* Without a rank there is nothing to exchange. */
+static enum status check_join(struct launcher *l, struct error *err)
+{
+    struct address a;
+    TRY(address_parse(l->config.join, -1, "join", &a, err));
+    if (!l->config.token_file)
+        return error_set(err, STATUS_CONFIG, "--join needs --token-file, with the secret of the service that it joins");
+    snprintf(l->coordinator, sizeof l->coordinator, "%.100s:%u", a.host, a.port);
+    l->n_ranks = l->n_stages = l->n_local = 1;
+    return STATUS_OK;
+}
+
+/* Everything that is done by MPI, with the others. s: what this rank has found so far. */
+static enum status meet(struct launcher *l, enum status s, int *argc, char ***argv, struct error *err)
+{
+    char name[24];
+    if (supervisor_started_by_mpi())
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* an mpirun that is killed leaves nothing behind; a shell that ends leaves a service */
+    MPI_Init(argc, argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &l->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &l->n_ranks);
+    snprintf(name, sizeof name, "launch %d", l->rank);
+    log_open(name);
+    job_init(&l->job, l->rank, l->n_ranks);
+    if (s == STATUS_OK)
+        s = check_stages(l, err);
+    if (s == STATUS_OK)
+        s = launch_open_files(l, err);
+    if ((s = agree(l, s, err)) == STATUS_OK)
+        s = exchange(l, err);
+    /* Out of MPI before the first fork: no descriptors of it in the children, no barrier at the end. */
+    MPI_Finalize();
+    return s;
+}
+
+static enum status join_alone(struct launcher *l, struct error *err)
+{
+    log_open("launch");
+    job_init(&l->job, 0, 1);
+    TRY(check_join(l, err));
+    return launch_open_files(l, err);
 }
 
 /* Where the coordinator listens, and how this rank's processes reach it. */
@@ -151,21 +222,40 @@ static enum status choose_addresses(struct launcher *l, struct error *err)
     snprintf(l->coordinator, sizeof l->coordinator, "%.100s:%u", a.host, a.port);
     return STATUS_OK;
 }
+
 /* --- start ------------------------------------------------------------------------------------------------------------------------ */
 
 static enum status prepare(struct launcher *l, struct error *err)
 {
+    enum { BEATS_MISSED = 4, LEAST_SILENCE_MS = 2000 };
+    int64_t silence_ms = BEATS_MISSED * l->config.heartbeat_ms;
     if (!l->config.model)
         return error_set(err, STATUS_CONFIG, "--model FILE is missing");
-    TRY(check_stages(l, err));
-    TRY(choose_addresses(l, err));
+    if (!l->config.join)
+        TRY(choose_addresses(l, err));
     if (!l->config.token_file)
         TRY(keep_secret(l, err));
     TRY(launch_open_signals(l, err));
     placement_clear();
     launch_find_programs(l);
     supervisor_init(&l->sup, l->config.restart_delay_ms, l->config.restarts);
+    l->sup.silence_ns = (silence_ms > LEAST_SILENCE_MS ? silence_ms : LEAST_SILENCE_MS) * NS_PER_MS;
     return launch_add_children(l, err);
+}
+
+/* Nothing has been started: the others and the process that mpirun waits for are told. */
+static int give_up(struct launcher *l, enum status s, const struct error *err)
+{
+    int code = status_exit_code(s);
+    LOG_ERROR("%s", err->message);
+    if (l->rank == 0) {
+        job_tell_end(&l->job, code);
+        job_settle(&l->job, 1000);
+    } else {
+        job_report_exit(&l->job, code, err->message);
+    }
+    launch_tell_starter(l, code, err->message);
+    return code;
 }
 
 #ifdef __SANITIZE_ADDRESS__
@@ -180,45 +270,29 @@ int __lsan_is_turned_off(void)
 
 int main(int argc, char **argv)
 {
-    static struct launcher l = {.secret_fd = -1};
+    static struct launcher l = {.secret_fd = -1, .starter_fd = -1, .log_fd = -1, .pid_fd = -1};
     struct error err = {0};
     enum config_action action;
-    char name[24] = "launch";
-    log_open(name);
+    log_open("launch");
     enum status s = config_read(PROGRAM_LAUNCH, argc, argv, &l.config, &action, &err);
     if (s == STATUS_OK && action == CONFIG_EXIT)
         return EXIT_ASKED;
     if (s == STATUS_OK)
         s = log_set_levels(l.config.log, &err);
     trace_install_crash_handler();
-    if (supervisor_started_by_mpi())
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* an mpirun that is killed leaves nothing behind; a shell that ends leaves a service */
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &l.rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &l.n_ranks);
-    snprintf(name, sizeof name, "launch %d", l.rank);
-    log_open(name);
-    job_init(&l.job, l.rank, l.n_ranks);
-    if (s == STATUS_OK)
-        s = check_stages(&l, &err);
-    if ((s = agree(&l, s, &err)) == STATUS_OK)
-        s = exchange(&l, &err);
-    /* Out of MPI before the first fork: no descriptors of it in the children, no barrier at the end. */
-    MPI_Finalize();
+    s = s == STATUS_OK && l.config.join ? join_alone(&l, &err) : meet(&l, s, &argc, &argv, &err);
+    if (s == STATUS_OK && l.config.detach)
+        s = launch_detach(&l, &err); /* from here on in another process */
     if (s == STATUS_OK)
         s = prepare(&l, &err);
-    if (s != STATUS_OK) {
-        LOG_ERROR("%s", err.message);
-        if (l.rank == 0) {
-            job_tell_end(&l.job, status_exit_code(s));
-            job_settle(&l.job, 1000);
-        } else {
-            job_report_exit(&l.job, status_exit_code(s), err.message);
-        }
-        job_close(&l.job);
-        return status_exit_code(s);
+    if (s == STATUS_OK) {
+        launch_write_pid(&l);
+        launch_supervise(&l);
+        launch_tell_starter(&l, l.exit_code, l.why);
+    } else {
+        l.exit_code = give_up(&l, s, &err);
     }
-    launch_supervise(&l);
     job_close(&l.job);
+    launch_close_files(&l);
     return l.exit_code;
 }

@@ -16,6 +16,8 @@
 
 static const int64_t KILL_AFTER_NS = 1 * NS_PER_S;  /* SIGTERM to SIGKILL */
 static const int64_t DRAIN_SLACK_NS = 2 * NS_PER_S; /* beyond --drain-ms, for the processes to end by themselves */
+static const int64_t REJOIN_NS = 1 * NS_PER_S, MAX_REJOIN_NS = 5 * NS_PER_S;
+enum { LOOK_MS = 250 }; /* how often the children's beats are heard */
 
 enum status launch_open_signals(struct launcher *l, struct error *err)
 {
@@ -31,6 +33,8 @@ enum status launch_open_signals(struct launcher *l, struct error *err)
         return error_set(err, STATUS_IO, "signals: %s", strerror(errno));
     return STATUS_OK;
 }
+
+/* --- the end ---------------------------------------------------------------------------------------------------------------------- */
 
 static void begin_end(struct launcher *l, int code)
 {
@@ -49,6 +53,11 @@ static void begin_end(struct launcher *l, int code)
 
 static void begin_drain(struct launcher *l)
 {
+    if (!l->coordinator_child) { /* nothing to drain here: the streams are elsewhere, and wait for another stage */
+        LOG_INFO("rank %d: asked to end; its stage ends, the service goes on without", l->rank);
+        begin_end(l, EXIT_ASKED);
+        return;
+    }
     LOG_INFO("draining: running requests finish within %lld ms; once more ends at once", (long long)l->config.drain_ms);
     l->phase = PHASE_DRAIN;
     l->sup.ending = 1;
@@ -59,14 +68,23 @@ static void begin_drain(struct launcher *l)
         kill(l->gateway_child->pid, SIGTERM);
 }
 
+/* Ends this launcher with a code that is not 0. */
+static void fail(struct launcher *l, int code, int rank, const char *what)
+{
+    snprintf(l->why, sizeof l->why, "rank %d: %.180s", rank, what);
+    LOG_ERROR("%s", l->why);
+    begin_end(l, code);
+}
+
 /* A child that cannot do its work ends the job with its code. */
 static void fatal(struct launcher *l, int code, const char *what)
 {
-    LOG_ERROR("rank %d: %s", l->rank, what);
     if (l->rank != 0)
         job_report_exit(&l->job, code, what);
-    begin_end(l, code);
+    fail(l, code, l->rank, what);
 }
+
+/* --- children that end ------------------------------------------------------------------------------------------------------------ */
 
 /* The cause in words, for the last line that somebody reads; the details stand in the child's own line above. */
 static const char *exit_meaning(int code)
@@ -85,39 +103,76 @@ static const char *exit_meaning(int code)
     }
 }
 
-static void child_ended(struct launcher *l, const struct child_end *end, int64_t now)
+/* "stage 1 (pid 4711) was ended by signal 9 (Killed) after 12.3 s" */
+static void describe_end(const struct child_end *end, char *out, size_t size)
 {
-    struct child *c = end->child;
-    char how[80], what[160];
-    if (end->signal)
+    char how[96];
+    if (end->was_silent)
+        snprintf(how, sizeof how, "gave no sign of life and was killed");
+    else if (end->signal)
         snprintf(how, sizeof how, "was ended by signal %d (%s)", end->signal, strsignal(end->signal));
+    else if (end->code == EXIT_ASKED || end->code == EXIT_AGAIN)
+        snprintf(how, sizeof how, "ended as it was asked to (code %d)", end->code);
     else
         snprintf(how, sizeof how, "exited with code %d%s", end->code, exit_meaning(end->code));
+    snprintf(out, size, "%s (pid %d) %s after %.1f s", end->child->name, end->pid, how, (double)end->lived_ns / NS_PER_S);
+}
+
+/* Such a code says that another try would end the same way: before the service was ready once; of a joined stage, always. */
+static int is_hopeless(const struct launcher *l, const struct child_end *end)
+{
+    return (!l->ready || l->config.join) && !end->signal && end->code >= EXIT_CONFIG && end->code <= EXIT_MEMORY;
+}
+
+/* Whose end is the end of what it is part of; 1: it was handled. */
+static int ended_for_good(struct launcher *l, const struct child_end *end, const char *what)
+{
+    const struct child *c = end->child;
+    if (end->is_released && l->config.join) {
+        LOG_INFO("%s: the coordinator needs it no more", what);
+        begin_end(l, EXIT_ASKED);
+        return 1;
+    }
+    if (end->signal || end->code != EXIT_ASKED || (c != l->coordinator_child && c != l->gateway_child))
+        return 0;
+    if (c == l->coordinator_child) {
+        LOG_INFO("%s: so does the service", what);
+        begin_end(l, EXIT_ASKED);
+    } else {
+        LOG_INFO("%s: it is not started again", what);
+    }
+    return 1;
+}
+
+static void start_again(struct launcher *l, const struct child_end *end, const char *what, int64_t now)
+{
+    static const char *const memory[] = {"; its KV is thrown away", "", "; its KV is kept"};
+    struct restart r;
+    if (supervisor_restart(&l->sup, end, now, &r) == STATUS_OK) {
+        LOG_WARN("%s; started again in %lld ms (%lld of %lld restarts in ten minutes are left)%s", what, (long long)r.delay_ms,
+                 (long long)r.left, (long long)l->config.restarts, memory[end->kept + 1]);
+        return;
+    }
+    char last[200];
+    snprintf(last, sizeof last, "%.130s: restarted %lld times in ten minutes, given up", what, (long long)l->config.restarts);
+    fatal(l, end->signal ? EXIT_BUG : end->code ? end->code : EXIT_BUG, last);
+}
+
+static void child_ended(struct launcher *l, const struct child_end *end, int64_t now)
+{
+    char what[200];
+    describe_end(end, what, sizeof what);
     if (l->phase == PHASE_END)
         return;
-    if (l->phase == PHASE_DRAIN) {
-        LOG_INFO("%s %s", c->name, how);
-        return;
-    }
-    snprintf(what, sizeof what, "%s %s", c->name, how);
-    if (!l->ready && !end->signal && end->code >= EXIT_CONFIG && end->code <= EXIT_MEMORY) {
+    if (l->phase == PHASE_DRAIN)
+        LOG_INFO("%s", what);
+    else if (is_hopeless(l, end))
         fatal(l, end->code, what);
-        return;
-    }
-    if (!end->signal && end->code == EXIT_ASKED && (c == l->coordinator_child || c == l->gateway_child)) {
-        LOG_INFO("%s ended as somebody asked it to; it is not started again", c->name);
-        if (c == l->coordinator_child)
-            begin_end(l, EXIT_ASKED);
-        return;
-    }
-    if (supervisor_restart(&l->sup, c, now) == STATUS_OK) {
-        LOG_WARN("%s; started again in %lld ms", what, (long long)l->config.restart_delay_ms);
-        return;
-    }
-    snprintf(what, sizeof what, "%s %s, after %lld restarts in ten minutes: given up", c->name, how,
-             (long long)l->config.restarts);
-    fatal(l, end->signal ? EXIT_BUG : end->code ? end->code : EXIT_BUG, what);
+    else if (!ended_for_good(l, end, what))
+        start_again(l, end, what, now);
 }
+
+/* --- signals -------------------------------------------------------------------------------------------------------------------- */
 
 static void on_signal(struct launcher *l, int sig)
 {
@@ -128,15 +183,14 @@ static void on_signal(struct launcher *l, int sig)
         supervisor_signal(&l->sup, SIGUSR2);
         break;
     case SIGHUP:
-        if (l->gateway_child && l->gateway_child->pid)
-            kill(l->gateway_child->pid, SIGHUP);
+        supervisor_signal(&l->sup, SIGHUP); /* keys and certificates are read again */
         break;
     case SIGUSR1:
         if (l->rank == 0 && l->phase == PHASE_RUN)
             begin_drain(l); /* mpirun tells every rank; the others end when rank 0 says so */
         break;
     default: /* SIGTERM, SIGINT */
-        if (l->phase == PHASE_RUN && l->rank == 0)
+        if (l->phase == PHASE_RUN && (l->rank == 0 || l->config.detach))
             begin_drain(l);
         else if (l->phase == PHASE_DRAIN || ++l->kills > 1)
             begin_end(l, EXIT_ASKED);
@@ -149,8 +203,17 @@ static void read_signals(struct launcher *l, int64_t now)
     struct child_end end;
     while (read(l->signal_fd, &si, sizeof si) == sizeof si)
         on_signal(l, (int)si.ssi_signo);
-    while (supervisor_reap(&l->sup, &end))
+    while (supervisor_reap(&l->sup, now, &end))
         child_ended(l, &end, now);
+}
+
+/* --- the other ranks ------------------------------------------------------------------------------------------------------------ */
+
+static void now_ready(struct launcher *l)
+{
+    l->ready = 1;
+    l->n_rejoins = 0;
+    launch_tell_starter(l, STARTER_READY, "");
 }
 
 static void read_ready(struct launcher *l)
@@ -159,48 +222,116 @@ static void read_ready(struct launcher *l)
     while (read(l->ready_pipe[0], &byte, 1) == 1) {
         if (!l->ready)
             LOG_INFO("ready: http://%s", l->config.http);
-        l->ready = 1;
+        now_ready(l);
         job_tell_ready(&l->job);
     }
+}
+
+static const char *how_to_join(const struct launcher *l)
+{
+    static char text[300];
+    if (l->config.token_file)
+        snprintf(text, sizeof text, "`sluice-launch --join %s --token-file F --model F` on any machine replaces its stage", l->coordinator);
+    else
+        snprintf(text, sizeof text, "with --token-file another machine could join instead");
+    return text;
+}
+
+static void rank_is_lost(struct launcher *l, int rank, int64_t now)
+{
+    if (l->phase == PHASE_END)
+        return;
+    if (l->rank == 0) {
+        if (l->phase == PHASE_RUN)
+            LOG_WARN("the launcher of rank %d is gone, its stage is not started again; %s", rank, how_to_join(l));
+    } else if (l->config.detach && l->ready) {
+        int64_t wait_ns = REJOIN_NS << (l->n_rejoins < 3 ? l->n_rejoins : 3);
+        if (l->n_rejoins++ == 0)
+            LOG_WARN("rank %d: rank 0's launcher (%s:%u) is out of reach; the stage waits for its coordinator, and this launcher for rank 0; "
+                     "SIGTERM to pid %d ends them", l->rank, l->job.host, l->job.port, (int)getpid());
+        l->rejoin_ns = now + (wait_ns < MAX_REJOIN_NS ? wait_ns : MAX_REJOIN_NS);
+    } else {
+        fail(l, EXIT_BUG, l->rank, "rank 0 is gone");
+    }
+}
+
+/* What another rank could not go on with. A detached service outlives one node: it waits for a replacement. */
+static void rank_has_failed(struct launcher *l, const struct job_event *ev)
+{
+    if (l->config.detach && l->ready)
+        LOG_ERROR("rank %d: %s; the service goes on when its stage is replaced; %s", ev->rank, ev->what, how_to_join(l));
+    else
+        fail(l, ev->code, ev->rank, ev->what);
 }
 
 static void read_job(struct launcher *l, int64_t now)
 {
     struct job_event ev;
     while (l->n_ranks > 1 && job_next(&l->job, now, &ev)) {
-        if (ev.kind == JOB_READY)
-            l->ready = 1;
-        else if (ev.kind == JOB_END)
+        if (ev.kind == JOB_READY) {
+            if (l->n_rejoins)
+                LOG_INFO("rank %d: rank 0's launcher is back", l->rank);
+            now_ready(l);
+        } else if (ev.kind == JOB_END) {
+            if (ev.code && !l->why[0])
+                snprintf(l->why, sizeof l->why, "rank %d: rank 0 ended the job with code %d", l->rank, ev.code);
             begin_end(l, ev.code);
-        else if (ev.kind == JOB_EXIT) {
-            LOG_ERROR("rank %d: %s", ev.rank, ev.what);
-            begin_end(l, ev.code);
-        } else if (ev.kind == JOB_LOST && l->rank != 0 && l->phase != PHASE_END) {
-            LOG_ERROR("rank %d: rank 0 is gone", l->rank);
-            begin_end(l, EXIT_BUG);
-        } else if (ev.kind == JOB_LOST && l->rank == 0 && l->phase == PHASE_RUN) {
-            LOG_WARN("the launcher of rank %d is gone: its stage is not started again", ev.rank);
+        } else if (ev.kind == JOB_EXIT) {
+            rank_has_failed(l, &ev);
+        } else if (ev.kind == JOB_LOST) {
+            rank_is_lost(l, ev.rank, now);
         }
     }
 }
 
+static void rejoin(struct launcher *l, int64_t now)
+{
+    struct error err = {0};
+    if (!l->rejoin_ns || now < l->rejoin_ns || l->phase == PHASE_END)
+        return;
+    l->rejoin_ns = 0;
+    if (job_reconnect(&l->job, &err) != STATUS_OK) {
+        LOG_DEBUG("%s", err.message);
+        rank_is_lost(l, 0, now);
+    }
+}
+
+/* The process that mpirun started went without a word (mpirun was killed): before the first ready that is the end, and rank 0
+ * says so to all; afterwards nobody waits for it. */
+static void look_at_starter(struct launcher *l)
+{
+    struct pollfd fd = {l->starter_fd, POLLIN, 0};
+    if (l->starter_fd < 0 || poll(&fd, 1, 0) <= 0 || !(fd.revents & (POLLHUP | POLLERR)))
+        return;
+    close(l->starter_fd);
+    l->starter_fd = -1;
+    if (l->rank == 0)
+        fail(l, EXIT_BUG, 0, "mpirun was ended before the service was ready");
+}
+
+/* --- the loop ------------------------------------------------------------------------------------------------------------------- */
+
 static int64_t next_time(const struct launcher *l)
 {
     int64_t at = supervisor_next_start(&l->sup);
+    if (l->rejoin_ns && l->rejoin_ns < at)
+        at = l->rejoin_ns;
     return l->phase != PHASE_RUN && l->phase_until_ns < at ? l->phase_until_ns : at;
 }
 
 static void wait_events(struct launcher *l)
 {
-    struct pollfd fds[JOB_MAX_FDS + 2];
+    struct pollfd fds[JOB_MAX_FDS + 3];
     int n = 0;
     fds[n++] = (struct pollfd){l->signal_fd, POLLIN, 0};
     if (l->rank == 0)
         fds[n++] = (struct pollfd){l->ready_pipe[0], POLLIN, 0};
+    if (l->starter_fd >= 0)
+        fds[n++] = (struct pollfd){l->starter_fd, POLLIN, 0};
     if (l->n_ranks > 1)
         n += job_poll_fds(&l->job, fds + n, JOB_MAX_FDS);
-    int64_t now = clock_now_ns(), at = next_time(l), wait = at == INT64_MAX ? 1000 : (at - now) / NS_PER_MS + 1;
-    poll(fds, (nfds_t)n, wait < 0 ? 0 : wait > 1000 ? 1000 : (int)wait);
+    int64_t now = clock_now_ns(), at = next_time(l), wait = at == INT64_MAX ? LOOK_MS : (at - now) / NS_PER_MS + 1;
+    poll(fds, (nfds_t)n, wait < 0 ? 0 : wait > LOOK_MS ? LOOK_MS : (int)wait);
 }
 
 void launch_supervise(struct launcher *l)
@@ -210,10 +341,17 @@ void launch_supervise(struct launcher *l)
         supervisor_start_due(&l->sup, now);
         wait_events(l);
         now = clock_now_ns();
+        supervisor_listen(&l->sup, now);
         read_signals(l, now);
         if (l->rank == 0)
             read_ready(l);
+        if (l->config.join && !l->ready && l->sup.children[0].beat_ns) {
+            LOG_INFO("a stage for the coordinator at %s runs: it takes a lost one's place, or waits for one", l->coordinator);
+            now_ready(l);
+        }
         read_job(l, now);
+        rejoin(l, now);
+        look_at_starter(l);
         if (l->phase == PHASE_DRAIN && (now >= l->phase_until_ns || (!l->coordinator_child->pid && !l->gateway_child->pid)))
             begin_end(l, EXIT_ASKED);
         if (l->phase == PHASE_END && now >= l->phase_until_ns) {

@@ -259,6 +259,37 @@ static void job_rank_speaks_on_one_connection_only(void **state)
     job_close(&zero);
 }
 
+static void job_rank_comes_back_and_what_was_overheard_does_not(void **state)
+{
+    (void)state;
+    char line[200];
+    struct error err = {0};
+    open_zero();
+    size_t n = record_hello(2, SECRET, line);
+    join(2, SECRET);
+    settle();
+    job_tell_ready(&zero);
+    assert_int_equal(wait_event(&rank[2], 2000).kind, JOB_READY);
+    shutdown(rank[2].lines[0].fd, SHUT_RDWR); /* the network between them */
+    struct job_event ev = wait_event(&zero, 2000);
+    assert_int_equal(ev.kind, JOB_LOST);
+    assert_int_equal(ev.rank, 2);
+    int listener = raw(); /* the place is free now */
+    say(listener, line, n);
+    assert_closed(listener);
+    close(listener);
+    assert_int_equal(job_reconnect(&rank[2], &err), STATUS_OK);
+    assert_int_equal(wait_event(&rank[2], 2000).kind, JOB_READY);
+    job_report_exit(&rank[2], 5, "gone");
+    assert_int_equal(wait_event(&zero, 2000).code, 5);
+    job_close(&zero);
+    assert_int_equal(wait_event(&rank[2], 2000).kind, JOB_LOST);
+    int64_t from_ns = clock_now_ns();
+    assert_int_equal(job_reconnect(&rank[2], &err), STATUS_IO);
+    assert_true(clock_now_ns() - from_ns < 1 * NS_PER_S);
+    job_close(&rank[2]);
+}
+
 static void job_rank_that_cannot_be_is_refused(void **state)
 {
     (void)state;
@@ -411,6 +442,7 @@ int main(void)
         cmocka_unit_test(job_settle_waits_for_all_and_not_for_ever),
         cmocka_unit_test(job_wrong_secret_is_refused),
         cmocka_unit_test(job_rank_speaks_on_one_connection_only),
+        cmocka_unit_test(job_rank_comes_back_and_what_was_overheard_does_not),
         cmocka_unit_test(job_rank_that_cannot_be_is_refused),
         cmocka_unit_test(job_lines_may_come_in_pieces_and_together),
         cmocka_unit_test(job_garbage_closes_the_connection_and_nothing_else),
