@@ -368,6 +368,8 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     list_init(&e->queued);
     list_init(&e->running);
     list_init(&e->parked);
+    for (int i = 0; i < ENGINE_TOKEN_LISTS; i++)
+        list_init(&e->living[i]);
     atomic_init(&e->idle, 1);
     pthread_mutex_init(&e->snapshot_lock, NULL);
     enum status s = create_tables(e, err);

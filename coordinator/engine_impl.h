@@ -28,6 +28,7 @@ enum {
     ENGINE_INBOX_SUBMITS = ENGINE_INBOX / 2,
     ENGINE_INBOX_CANCELS = ENGINE_INBOX / 4,
     ENGINE_MAX_ATTACHMENTS = 2 * MAX_STAGES + 8,
+    ENGINE_TOKEN_LISTS = 1024, /* a power of two */
 };
 
 enum engine_message_kind {
@@ -108,6 +109,7 @@ struct engine {
     struct flight *flights;        /* [window], a ring by tick */
     struct request **by_slot;      /* [n_slots], counted */
     struct list queued, running, parked; /* request.link */
+    struct list living[ENGINE_TOKEN_LISTS]; /* request.by_token: all of them, by their token's first bits */
     uint64_t *closes;              /* [n_slots] sequences whose CLOSE goes into the next plan */
     uint32_t n_closes;
     uint32_t *scratch;             /* [max_rows] ids of the run being planned */
@@ -158,7 +160,17 @@ void engine__fail_all(struct engine *e, struct list *requests, const struct erro
 void engine__park(struct engine *e, struct request *r, int64_t now); /* loses slot and blocks, keeps its place before all others */
 void engine__cancel_flagged(struct engine *e);
 
+/* engine_resume.c */
+void engine__known(struct engine *e, struct request *r);   /* accepted: a later attempt may take it over, until engine__end */
+/* May a resumed request go on here? An earlier attempt that lives ends; a later one is in its way. */
+enum status engine__take_over(struct engine *e, const struct request *r, struct error *err);
+void engine__take_up(struct engine *e, struct request *r, int64_t now); /* resumed and accepted: its times are those of the whole answer */
+/* 1: a resumed request has ended, because its client has the whole answer already, or cannot get the rest of it here. Its limit
+ * and the stages' numerics are known with the pool, so it is asked again when the request is to start. */
+int engine__settle(struct engine *e, struct request *r);
+
 /* engine_tokens.c */
+struct usage engine__usage(const struct request *r);
 /* Streams whose client did not keep up: tried again, given up after --write-stall-ms without progress. */
 void engine__retry_stalled(struct engine *e, int64_t now);
 /* A sampled id of a running request. */

@@ -119,6 +119,7 @@ void engine__end(struct engine *e, struct request *r, enum request_state state, 
     if (state == REQUEST_DONE) /* the length of one whose client left says nothing */
         admission_answered(e->admission, r->n_answer);
     list_remove(&r->link);
+    list_remove(&r->by_token);
     engine__leave_quarantine(e, r);
     engine__set_state(e, r, state);
     count_end(e, r, state, err);
@@ -164,14 +165,15 @@ void engine__cancel_flagged(struct engine *e)
 static void fit_answer(const struct engine *e, struct request *r, uint32_t n_blocks)
 {
     uint64_t positions = (uint64_t)n_blocks * (uint64_t)e->o.config->kv_block;
-    if (r->max_tokens != r->answer_limit && positions >= r->n_prompt && positions - r->n_prompt + 1 < r->answer_limit)
-        r->answer_limit = (uint32_t)(positions - r->n_prompt) + 1;
+    uint64_t room = positions - r->n_prompt + 1;
+    if (r->max_tokens != r->answer_limit && positions >= r->n_prompt && room >= r->n_answer && room < r->answer_limit)
+        r->answer_limit = (uint32_t)room;
 }
 
 static enum status can_ever_run(struct engine *e, struct request *r, struct error *err)
 {
     struct blocks_count count = blocks_counts(e->blocks);
-    if (count.total > 0 && !r->answer_ids) /* else its answer has begun */
+    if (count.total > 0 && r->state != REQUEST_PARKED) /* else its answer has begun with a limit that was told to the planner */
         fit_answer(e, r, count.total);
     uint32_t need = blocks_needed(e->blocks, engine__positions_needed(r));
     if (count.total == 0 || blocks_ever_fit(e->blocks, need)) /* no pool is known before the stages have loaded */
@@ -203,11 +205,14 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
         return STATUS_PIPELINE;
     }
     TRY(can_ever_run(e, r, err));
+    if (r->resumed)
+        TRY(engine__take_over(e, r, err));
     r->item = (struct admission_item){
         .client = engine__hash_text(e, r->client),
         .batch = r->batch_priority,
         .n_prompt = r->n_prompt,
         .n_answer_max = r->answer_limit,
+        .resumed = r->resumed,
         .deadline_ns = r->deadline_ns,
     };
     int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 && !e->n_parked && !e->n_starved &&
@@ -217,6 +222,8 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
 
 static void send_accepted(struct request *r, const char *model, const char *profile)
 {
+    uint8_t token[RESUME_TOKEN_BYTES];
+    uint32_t n_token = resume_token_write(&r->token, token);
     const struct generate_event ev = {
         .kind = GENERATE_ACCEPTED,
         .request_id = {r->id, strlen(r->id)},
@@ -226,6 +233,7 @@ static void send_accepted(struct request *r, const char *model, const char *prof
         .prompt_tokens = r->n_prompt,
         .ids = r->prompt_ids,
         .n_ids = r->n_prompt,
+        .resume_token = {(const char *)token, n_token},
     };
     r->sink.send(r->sink.ctx, &ev); /* a call that is gone already is told by its cancel */
 }
@@ -245,14 +253,20 @@ void engine__submit(struct engine *e, struct request *r, int64_t now)
         request_release(r);
         return;
     }
-    output_init(&r->output, e->o.tokenizer, r->stops, r->n_stops);
+    if (!r->resumed) /* else request_take_up did */
+        output_init(&r->output, e->o.tokenizer, r->stops, r->n_stops);
     e->metrics.accepted++;
     list_push_back(&e->queued, &r->link);
+    engine__known(e, r);
     engine__set_state(e, r, REQUEST_QUEUED);
     note_idle(e);
     r->last_progress_ns = now;
+    if (r->resumed)
+        engine__take_up(e, r, now);
     send_accepted(r, e->o.model_name, engine_profile(e));
     LOG_DEBUG("req %s: accepted, %u prompt tokens, at most %u answer tokens", r->id, r->n_prompt, r->answer_limit);
+    if (engine__settle(e, r))
+        return;
     /* Before the next one is judged: a free slot is not a place in the queue. But whoever waits before it is looked at once a
      * turn only: his prompt may be long to look up, and strangers could ask for that with each request. */
     if (!e->n_parked && admission_next(e->admission) == &r->item)
@@ -284,15 +298,16 @@ static void start(struct engine *e, struct request *r, int64_t now)
         r->n_planned = n_cached;
     }
     r->last_progress_ns = now;
-    if (r->state == REQUEST_QUEUED) {
+    if (r->n_answer == 0 && r->state == REQUEST_QUEUED) {
         r->admitted_ns = now;
         r->n_cached = n_cached;
         histogram_add(&e->metrics.queue, engine__seconds(r->arrived_ns, now), 1);
-        admission_start(e->admission, &r->item, n_input - n_cached);
     } else {
         LOG_INFO("req %s: goes on, %u of %u positions are cached", r->id, n_cached, n_input);
-        admission_start(e->admission, &r->item, 0);
     }
+    admission_start(e->admission, &r->item, r->state == REQUEST_QUEUED ? n_input - n_cached : 0);
+    if (r->resumed && r->state == REQUEST_QUEUED) /* paid for here like everything else: who shows a token gets nothing for free */
+        admission_charge(e->admission, &r->item, n_input - n_cached);
     engine__set_state(e, r, REQUEST_READING);
 }
 
@@ -327,11 +342,13 @@ static int admit_one(struct engine *e, int64_t now)
     struct error err;
     r = of_item(item);
     if (can_ever_run(e, r, &err) != STATUS_OK) { /* it was taken before the pool's size was known */
-        if (r->state == REQUEST_PARKED)
+        if (r->state == REQUEST_PARKED || r->n_answer)
             error_set(&err, STATUS_PIPELINE_LOST, "the KV pool came back too small for what this request has begun");
         engine__end(e, r, REQUEST_FAILED, &err);
         return 1;
     }
+    if (engine__settle(e, r))
+        return 1;
     if (!look_for_room(e, r, now))
         return 0;
     if (request_open_answer(r, &err) != STATUS_OK) {

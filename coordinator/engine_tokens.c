@@ -7,6 +7,16 @@
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
 
+struct usage engine__usage(const struct request *r)
+{
+    return (struct usage){.prompt_tokens = r->n_prompt,
+                          .cached_tokens = r->n_cached,
+                          .completion_tokens = r->n_answer,
+                          .queue_ms = engine__seconds(r->arrived_ns, r->admitted_ns) * 1e3,
+                          .prompt_ms = engine__seconds(r->admitted_ns, r->first_token_ns) * 1e3,
+                          .decode_ms = engine__seconds(r->first_token_ns, r->last_token_ns) * 1e3};
+}
+
 /* Sends the text and ids that have not gone out. STATUS_FULL: the client reads too slowly, all is kept. OUT_OF_MEMORY: the
  * stream has a gap that cannot be closed, so it must end. */
 static enum status flush(struct request *r)
@@ -18,6 +28,8 @@ static enum status flush(struct request *r)
         .text = {r->emit.data ? r->emit.data : "", r->emit.len},
         .ids = r->answer_ids + r->n_sent,
         .n_ids = r->n_answer - r->n_sent,
+        .has_usage = r->n_sent == 0,
+        .usage = engine__usage(r),
     };
     enum status s = r->sink.send(r->sink.ctx, &ev);
     if (s != STATUS_FULL && s != STATUS_OUT_OF_MEMORY) {
@@ -50,12 +62,7 @@ static void finish(struct engine *e, struct request *r, enum finish_reason reaso
         .kind = GENERATE_DONE,
         .finish = reason,
         .stop_text = r->output.stopped ? r->stops[r->output.stopped - 1] : none,
-        .usage = {.prompt_tokens = r->n_prompt,
-                  .cached_tokens = r->n_cached,
-                  .completion_tokens = r->n_answer,
-                  .queue_ms = engine__seconds(r->arrived_ns, r->admitted_ns) * 1e3,
-                  .prompt_ms = engine__seconds(r->admitted_ns, r->first_token_ns) * 1e3,
-                  .decode_ms = engine__seconds(r->first_token_ns, r->last_token_ns) * 1e3},
+        .usage = engine__usage(r),
     };
     enum status s = flush(r);
     if (s == STATUS_OK)

@@ -72,6 +72,24 @@ static enum status check_sampler(const struct sampler_params *s, struct error *e
     return STATUS_OK;
 }
 
+/* The ids of the answer that its client has. */
+static enum status copy_resume(struct request *r, const struct generate_resume *from, struct error *err)
+{
+    if (!from->token.len)
+        return STATUS_OK;
+    if (!resume_token_read(from->token.data, from->token.len, &r->token))
+        return error_param(err, STATUS_FORBIDDEN, "resume", "resume_token", "%zu bytes are no resume token", from->token.len);
+    r->answer_ids = arena_array(&r->arena, from->n_ids + 1, sizeof *r->answer_ids);
+    if (!r->answer_ids || from->n_ids > UINT32_MAX / 2)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for %zu answer ids", from->n_ids);
+    if (from->n_ids)
+        memcpy(r->answer_ids, from->ids, from->n_ids * sizeof *from->ids);
+    r->n_answer = r->n_sent = r->answer_room = (uint32_t)from->n_ids;
+    r->before = from->usage;
+    r->resumed = 1;
+    return STATUS_OK;
+}
+
 static enum status fill(struct request *r, const struct generate_request *from, struct error *err)
 {
     if (from->max_tokens < -1 || from->max_tokens == 0)
@@ -89,7 +107,7 @@ static enum status fill(struct request *r, const struct generate_request *from, 
             memcpy(r->prompt_ids, from->ids, from->n_ids * sizeof *from->ids);
         r->n_prompt = (uint32_t)from->n_ids;
     }
-    return STATUS_OK;
+    return copy_resume(r, &from->resume, err);
 }
 
 enum status request_create(const struct generate_request *from, const char *client, const struct request_sink *sink,
@@ -112,6 +130,7 @@ enum status request_create(const struct generate_request *from, const char *clie
     r->ignore_eos = from->ignore_eos;
     r->batch_priority = from->batch_priority != 0;
     r->no_cache = from->no_cache;
+    r->attempt = from->attempt;
     r->arrived_ns = clock_now_ns();
     if (from->deadline_ms > 0)
         r->deadline_ns = r->arrived_ns + from->deadline_ms * NS_PER_MS;
@@ -178,10 +197,36 @@ enum status request_set_prompt(struct request *r, const uint32_t *ids, size_t n_
 
 enum status request_open_answer(struct request *r, struct error *err)
 {
-    if (r->answer_ids)
+    if (r->answer_room >= r->answer_limit)
         return STATUS_OK;
-    r->answer_ids = arena_array(&r->arena, r->answer_limit, sizeof *r->answer_ids);
-    if (!r->answer_ids)
+    uint32_t *ids = arena_array(&r->arena, r->answer_limit, sizeof *ids);
+    if (!ids)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for an answer of %u tokens", r->answer_limit);
+    if (r->n_answer)
+        memcpy(ids, r->answer_ids, r->n_answer * sizeof *ids);
+    r->answer_ids = ids;
+    r->answer_room = r->answer_limit;
+    return STATUS_OK;
+}
+
+enum status request_take_up(struct request *r, const struct tokenizer *t, struct error *err)
+{
+    if (r->n_answer > r->answer_limit)
+        return error_param(err, STATUS_BAD_REQUEST, "resume", "too_many_ids", "%u ids of an answer of at most %u", r->n_answer,
+                           r->answer_limit);
+    output_init(&r->output, t, r->stops, r->n_stops);
+    for (uint32_t i = 0; i < r->n_answer; i++) {
+        int stopped = 0, end = !r->ignore_eos && tokenizer_is_end(t, r->answer_ids[i]);
+        if (r->answer_ids[i] >= tokenizer_n_vocab(t) || r->over)
+            return error_param(err, STATUS_BAD_REQUEST, "resume", "bad_ids", "the answer has no id %u at %u", r->answer_ids[i], i);
+        enum status s = end ? output_finish(&r->output, &r->emit, &stopped)
+                            : output_push(&r->output, r->answer_ids[i], &r->emit, &stopped);
+        if (s != STATUS_OK)
+            return error_set(err, s, "no memory for the answer");
+        buf_clear(&r->emit); /* its client has it */
+        r->over = end || stopped ? FINISH_STOP : FINISH_NONE;
+    }
+    if (r->n_answer) /* but for the last one all were read, somewhere */
+        r->n_planned = r->n_prompt + r->n_answer - 1;
     return STATUS_OK;
 }

@@ -8,7 +8,7 @@
  * Threading  Fields up to `cancelled` are written before the request is handed over and read-only afterwards; the rest
  *            belongs to the engine's thread. request_retain/release from any thread.
  * Invariants Exactly one sink.finish for each accepted request.
- * Errors     STATUS_OUT_OF_MEMORY, STATUS_BAD_REQUEST.
+ * Errors     STATUS_OUT_OF_MEMORY, STATUS_BAD_REQUEST, STATUS_FORBIDDEN (a resume token that cannot be one).
  *
  *            submit           slot + blocks         last piece retired
  *   (text) ----------> QUEUED -------------> READING ------------------> DECODING ----> DONE
@@ -29,6 +29,7 @@
 #include "common/base/list.h"
 #include "coordinator/admission.h"
 #include "coordinator/output.h"
+#include "coordinator/resume_token.h"
 #include "coordinator/slots.h"
 #include "rpc/grpc/inference_api.h"
 
@@ -70,6 +71,11 @@ struct request {
     uint32_t n_stops;
     int ignore_eos, batch_priority;
     int no_cache;                 /* neither takes blocks from the cache nor leaves any */
+    uint32_t attempt;             /* of the client's to have this answer */
+    struct resume_token token;    /* by which another attempt goes on with it */
+    int resumed;                  /* it is one: answer_ids begins with what its client has */
+    struct usage before;          /* resumed: what the answer took until its client lost it */
+    enum finish_reason over;      /* resumed: what its client has is all of it, by the ids alone */
     int64_t deadline_ns;          /* 0: none */
     int64_t arrived_ns;
     atomic_int cancelled;         /* the client left: read when ticks are planned */
@@ -77,6 +83,7 @@ struct request {
     /* engine */
     enum request_state state;
     struct list link;             /* in the engine's list of running requests */
+    struct list by_token;         /* in the engine's map of those that live */
     struct admission_item item;   /* its place in the queue, then in the client's count */
     struct output output;
     struct buf emit;              /* text of the event being built */
@@ -96,7 +103,8 @@ struct request {
     int starved;                  /* no block for its next row */
     uint32_t n_read;              /* positions from the cache or with retired ticks */
     uint32_t n_answer, n_sent;    /* ids generated; ids that went out in events */
-    uint32_t *answer_ids;         /* [answer_limit] arena; from its slot on */
+    uint32_t *answer_ids;         /* [answer_room] arena: room for answer_limit from its slot on */
+    uint32_t answer_room;
     int64_t admitted_ns, first_token_ns, last_token_ns, last_progress_ns;
     int throttled;                /* its client reads too slowly: not scheduled */
     enum finish_reason ending;    /* all ids are here, the end has not gone out: the client reads too slowly */
@@ -112,6 +120,9 @@ void request_release(struct request *r);
 /* The prompt's ids are known: checks lengths against the context, resolves answer_limit. */
 enum status request_set_prompt(struct request *r, const uint32_t *ids, size_t n_ids, uint32_t context, uint32_t answer_cap,
                                uint32_t n_vocab, struct error *err);
+/* A resumed request, before it is handed over: goes over the ids that its client has, so that what was held back is held back
+ * again and what was shown is not shown again. BAD_REQUEST: they are no beginning of an answer. */
+enum status request_take_up(struct request *r, const struct tokenizer *t, struct error *err);
 /* Room for answer_limit ids: when the request gets its slot, so that those who wait hold none. */
 enum status request_open_answer(struct request *r, struct error *err);
 const char *request_state_name(enum request_state s);

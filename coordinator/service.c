@@ -30,6 +30,7 @@ struct service {
     atomic_int draining;
     atomic_size_t text_bytes; /* of what waits for a text worker or is with one */
     size_t max_text_bytes, arena_bytes;
+    struct resume_key resume;
     char host[64];
     int64_t started_ns, created_s;
     struct seen_gateway gateways[STATUS_MAX_GATEWAYS]; /* loop thread only */
@@ -85,6 +86,17 @@ struct text_job {
     size_t bytes;
 };
 
+/* A first attempt gets the token that a later one must show. */
+static enum status settle_token(struct service *s, struct request *r, struct error *err)
+{
+    if (r->resumed) {
+        TRY(resume_token_check(&s->resume, r, &r->token, err));
+        return request_take_up(r, s->o.text.tokenizer, err);
+    }
+    snprintf(r->token.profile, sizeof r->token.profile, "%s", engine_profile(s->o.engine));
+    return resume_token_make(&s->resume, r, &r->token, err);
+}
+
 static void prepare_and_submit(void *arg)
 {
     struct text_job *job = arg;
@@ -93,6 +105,8 @@ static void prepare_and_submit(void *arg)
     struct error err = {0};
     enum status st = atomic_load(&r->cancelled) ? error_set(&err, STATUS_CANCELLED, "the client left")
                                                 : text_prepare(&s->o.text, r, &err);
+    if (st == STATUS_OK)
+        st = settle_token(s, r, &err);
     request_drop_text(r); /* it may wait in the queue for long: with its ids, not with up to a body of text */
     if (st == STATUS_OK) {
         request_retain(r); /* the engine's */
@@ -116,7 +130,7 @@ static void prepare_and_submit(void *arg)
 static enum status start_request(struct service *s, struct generate_call *call, const struct generate_request *g,
                                  struct error *err)
 {
-    size_t bytes = g->text.len + g->chat_json.len + g->n_ids * sizeof *g->ids;
+    size_t bytes = g->text.len + g->chat_json.len + (g->n_ids + g->resume.n_ids) * sizeof *g->ids;
     TRY(reserve_text(s, bytes, err));
     char client[72];
     if (g->client.len) /* the gRPC side has decided whom to believe (inference_api.h) */
@@ -439,7 +453,11 @@ enum status service_create(const struct service_options *o, struct service **out
     s->max_text_bytes = body * 4;
     s->arena_bytes = body * ARENA_PER_BODY_BYTE;
     const struct rpc_options rpc = {o->secret, (int64_t)body, (int)o->config->heartbeat_ms};
-    enum status st = rpc_loop_create(&s->loop, err);
+    enum status st = resume_key_init(&s->resume, o->secret, o->model->hash, err);
+    if (st == STATUS_OK)
+        st = rpc_loop_create(&s->loop, err);
+    if (!o->secret[0])
+        LOG_INFO("no secret (--token-file): answers do not outlive this process");
     if (st == STATUS_OK)
         st = rpc_server_create(s->loop, &rpc, &s->server, err);
     if (st == STATUS_OK && (st = add_services(s)) != STATUS_OK)

@@ -128,7 +128,7 @@ void backend_tick(struct backend *b, int64_t now_ns)
 {
     struct model_card card;
     if (now_ns >= b->poll_at_ns && !atomic_exchange(&b->status_out, 1)) {
-        b->poll_at_ns = now_ns + BACKEND_POLL_MS * NS_PER_MS;
+        b->poll_at_ns = now_ns + (backend_answers(b) ? BACKEND_POLL_MS : BACKEND_LOST_POLL_MS) * NS_PER_MS;
         if (admin_get_status(b->channel, CALL_TIMEOUT_MS, on_status, b) != STATUS_OK)
             atomic_store(&b->status_out, 0);
     }
@@ -148,7 +148,7 @@ void backend_tick(struct backend *b, int64_t now_ns)
 /* With the lock held. */
 static int is_heard(const struct backend *b)
 {
-    return b->answered_ns && clock_now_ns() - b->answered_ns < BACKEND_SILENT_MS * NS_PER_MS;
+    return b->answered_ns && !b->silent && clock_now_ns() - b->answered_ns < BACKEND_SILENT_MS * NS_PER_MS;
 }
 
 static int is_ready(const struct backend *b)
@@ -162,6 +162,14 @@ int backend_ready(struct backend *b)
     int ready = is_ready(b);
     pthread_mutex_unlock(&b->lock);
     return ready;
+}
+
+int backend_answers(struct backend *b)
+{
+    pthread_mutex_lock(&b->lock);
+    int answers = is_heard(b);
+    pthread_mutex_unlock(&b->lock);
+    return answers;
 }
 
 int backend_metrics(struct backend *b, struct buf *out)

@@ -13,7 +13,7 @@
 #include "rpc/grpc/admin_api.h"
 #include "rpc/grpc/inference_api.h"
 
-enum { BACKEND_POLL_MS = 250, BACKEND_SILENT_MS = 1000, BACKEND_METRICS_MS = 1000, MODEL_NAMES_MAX = 16, MODEL_NAME_BYTES = 128 };
+enum { BACKEND_POLL_MS = 250, BACKEND_LOST_POLL_MS = 50, BACKEND_SILENT_MS = 900, BACKEND_METRICS_MS = 1000, MODEL_NAMES_MAX = 16, MODEL_NAME_BYTES = 128 };
 
 struct model_card {
     uint32_t n_names;
@@ -32,6 +32,7 @@ struct rpc_channel *backend_channel(struct backend *b);
 void backend_tick(struct backend *b, int64_t now_ns);
 
 int backend_ready(struct backend *b);
+int backend_answers(struct backend *b); /* the coordinator does, whether it is ready or not */
 /* The last status, with its age, ready as backend_ready has it and this gateway in the list. */
 void backend_status(struct backend *b, struct service_status *out);
 /* Puts this gateway into a status that came fresh. */

@@ -19,13 +19,14 @@
 enum {
     FIRST_COMMENT_MS = 5000, /* interface.md: headers go out with the first event or after 5 s */
     COMMENT_MS = 4500,       /* at least every 5 s, with room for a late tick */
-    LOST_MS = 1500,          /* a coordinator that restarts is away this long; a client does not notice */
-    RETRY_MS = 100,
+    RETRY_MS = 50,
+    BLIND_RETRY_MS = 1000,   /* while the backend hears nothing from the coordinator either */
+    MAX_IN_VAIN = 10,        /* losses in a row without a token between them: it may be this request that ends coordinators */
     TEXT_MAX_BYTES = 256 << 20,
 };
 
 enum completion_state {
-    COMPLETION_WAITING, /* no call is open; the tick submits at retry_ns */
+    COMPLETION_WAITING, /* no call is open, before the answer or amid it; the tick submits at retry_ns */
     COMPLETION_CALLING, /* a call is open, no text has come */
     COMPLETION_TALKING, /* text has come */
     COMPLETION_CLOSING, /* the client has its answer, or left; the call is not ended yet */
@@ -41,10 +42,18 @@ struct completion {
     struct generate_stream *gs;
     uint32_t attempt;
     int64_t lost_ns, retry_ns, output_ns; /* lost: since when no coordinator answers, 0: it does */
+    int told_to_end;                      /* lost because the coordinator was told to end */
+    uint32_t n_in_vain;
     uint32_t queue_position, read_tokens, prompt_tokens;
     int first_sent, paused;
     struct buf text; /* not streaming: the answer so far */
+    /* What another attempt goes on with: token "": no attempt was accepted, so it is the request as it came. */
+    char token[MAX_RESUME_TOKEN];
+    size_t n_token;
+    uint64_t seed;
     struct buf ids, prompt_ids;
+    struct usage usage; /* of the first text */
+    int64_t text_ns;    /* when it came, 0: it has not */
 };
 
 static void set_state(struct completion *c, enum completion_state to)
@@ -96,36 +105,93 @@ static void fail(struct completion *c, const struct error *err)
 
 /* --- submitting --------------------------------------------------------------------------------------------------- */
 
-/* No coordinator at the moment. While nothing was said to the client it is a pause, up to LOST_MS. */
-static void lost(struct completion *c, const char *why)
+static void give_up(struct completion *c, const char *why)
 {
     struct error err;
-    int64_t now = clock_now_ns();
-    if (c->state == COMPLETION_TALKING) {
-        error_param(&err, STATUS_PIPELINE_LOST, NULL, "coordinator_lost",
-                    "the coordinator was lost during the answer: %.200s", why);
-        fail(c, &err);
-        return;
-    }
-    if (!c->lost_ns)
-        c->lost_ns = now;
-    if (now - c->lost_ns > LOST_MS * NS_PER_MS) {
-        error_param(&err, STATUS_PIPELINE, NULL, "coordinator_unreachable", "the coordinator does not answer: %.200s",
+    if (c->text_ns) {
+        error_param(&err, STATUS_PIPELINE_LOST, NULL, "coordinator_lost", "the coordinator was lost during the answer: %.200s",
                     why);
+    } else {
+        error_param(&err, STATUS_PIPELINE, NULL, "coordinator_unreachable", "the coordinator does not answer: %.200s", why);
         err.retry_after_s = 2;
-        fail(c, &err);
+    }
+    fail(c, &err);
+}
+
+static int is_over(const struct completion *c, int64_t now)
+{
+    return c->lost_ns && now - c->lost_ns > c->x->gw->config->recovery_timeout_ms * NS_PER_MS;
+}
+
+/* No coordinator at the moment: a pause, whatever the client has heard, up to --recovery-timeout-ms. */
+static void lost(struct completion *c, const char *why)
+{
+    int64_t now = clock_now_ns();
+    if (!c->lost_ns) {
+        c->lost_ns = now;
+        if (c->n_token)
+            LOG_INFO("req %s: attempt %u lost after %zu answer tokens: %.200s", c->x->request_id, c->attempt - 1,
+                     c->ids.len / sizeof(uint32_t), why);
+    }
+    if (is_over(c, now) || c->n_in_vain > MAX_IN_VAIN || c->ids.failed || c->prompt_ids.failed) {
+        give_up(c, why);
         return;
     }
     set_state(c, COMPLETION_WAITING);
     c->retry_ns = now + RETRY_MS * NS_PER_MS;
 }
 
+static void submit(struct completion *c);
+
+/* A place at the coordinator is asked for when the backend hears it: thousands may wait. */
+static void retry(struct completion *c, int64_t now)
+{
+    if (is_over(c, now)) {
+        give_up(c, "it did not come back");
+    } else if (c->told_to_end && atomic_load(&c->x->gw->draining)) {
+        give_up(c, "the service is ending");
+    } else if (now >= c->retry_ns && !c->paused) { /* paused: its client does not read now */
+        int blind = !backend_answers(c->x->gw->backend);
+        if (!blind || now >= c->retry_ns + (BLIND_RETRY_MS - RETRY_MS) * NS_PER_MS)
+            submit(c);
+    }
+}
+
 static const struct generate_events events;
+
+/* Goes on where the answer was lost: the prompt by its ids, with the seed and the token of the attempt that was accepted. */
+static void ask_for_the_rest(struct completion *c, struct generate_request *q, int64_t now)
+{
+    q->prompt = PROMPT_IDS;
+    q->text = q->chat_json = (struct bytes){"", 0};
+    q->ids = (const uint32_t *)(const void *)c->prompt_ids.data;
+    q->n_ids = c->prompt_ids.len / sizeof(uint32_t);
+    q->sampler.seed = c->seed;
+    q->has_seed = 1;
+    q->resume = (struct generate_resume){.token = {c->token, c->n_token},
+                                         .ids = (const uint32_t *)(const void *)c->ids.data,
+                                         .n_ids = c->ids.len / sizeof(uint32_t),
+                                         .usage = c->usage};
+    if (c->text_ns)
+        q->resume.usage.decode_ms = (double)(now - c->text_ns) / 1e6;
+    else
+        q->resume.usage.queue_ms = (double)(now - c->x->started_ns) / 1e6;
+}
+
+/* 0: there is none left. */
+static int take_time(struct completion *c, struct generate_request *q, int64_t now)
+{
+    if (q->deadline_ms <= 0)
+        return 1;
+    q->deadline_ms -= (now - c->x->started_ns) / NS_PER_MS;
+    return q->deadline_ms > 0;
+}
 
 static void submit(struct completion *c)
 {
     struct exchange *x = c->x;
     struct error err;
+    int64_t now = clock_now_ns();
     if (!c->head.model[0]) {
         enum status s = model_names_choose(x->gw->backend, c->request.model, c->head.model, sizeof c->head.model, &err);
         if (s != STATUS_OK) {
@@ -136,11 +202,18 @@ static void submit(struct completion *c)
             return;
         }
     }
-    struct generate_request *q = &c->request.generate;
-    q->request_id = (struct bytes){c->id, strlen(c->id)};
-    q->client = (struct bytes){x->client, strlen(x->client)};
-    q->attempt = c->attempt++;
-    enum status s = inference_generate(backend_channel(x->gw->backend), q, &events, c, &c->gs, &err);
+    struct generate_request q = c->request.generate;
+    q.request_id = (struct bytes){c->id, strlen(c->id)};
+    q.client = (struct bytes){x->client, strlen(x->client)};
+    if (c->n_token)
+        ask_for_the_rest(c, &q, now);
+    if (!take_time(c, &q, now)) {
+        error_set(&err, STATUS_TIMEOUT, "the request's deadline passed while no coordinator answered");
+        fail(c, &err);
+        return;
+    }
+    q.attempt = c->attempt++;
+    enum status s = inference_generate(backend_channel(x->gw->backend), &q, &events, c, &c->gs, &err);
     if (s == STATUS_OK)
         set_state(c, COMPLETION_CALLING);
     else if (s == STATUS_CLOSED)
@@ -182,13 +255,22 @@ static void next(struct completion *c)
     generate_stream_next(c->gs);
 }
 
+/* Of a later attempt nothing is new. */
 static void on_accepted(struct completion *c, const struct generate_event *e)
 {
+    c->lost_ns = 0;
+    c->told_to_end = 0;
+    if (c->n_token)
+        return;
     openai_fingerprint(e->profile, c->head.fingerprint);
     c->prompt_tokens = e->prompt_tokens;
+    c->seed = e->seed;
     buf_clear(&c->prompt_ids);
-    if (c->head.return_token_ids)
-        buf_append(&c->prompt_ids, e->ids, e->n_ids * sizeof *e->ids);
+    buf_append(&c->prompt_ids, e->ids, e->n_ids * sizeof *e->ids);
+    if (e->resume_token.len && e->resume_token.len <= sizeof c->token) {
+        memcpy(c->token, e->resume_token.data, e->resume_token.len);
+        c->n_token = e->resume_token.len;
+    }
 }
 
 static void on_progress(struct completion *c, const struct generate_event *e)
@@ -202,10 +284,14 @@ static void on_progress(struct completion *c, const struct generate_event *e)
 static void on_text(struct completion *c, const struct generate_event *e)
 {
     set_state(c, COMPLETION_TALKING);
+    c->n_in_vain = 0;
+    buf_append(&c->ids, e->ids, e->n_ids * sizeof *e->ids);
+    if (!c->text_ns) {
+        c->text_ns = clock_now_ns();
+        c->usage = e->usage;
+    }
     if (!c->request.stream) {
         buf_append(&c->text, e->text.data, e->text.len);
-        if (c->head.return_token_ids)
-            buf_append(&c->ids, e->ids, e->n_ids * sizeof *e->ids);
         return;
     }
     if (!e->text.len && !c->head.return_token_ids)
@@ -219,14 +305,15 @@ static void reply_whole(struct completion *c, const struct generate_event *e)
 {
     struct buf body;
     struct error err;
-    if (c->text.failed || c->ids.failed || c->prompt_ids.failed) {
+    int with_ids = c->head.return_token_ids;
+    if (c->text.failed || (with_ids && (c->ids.failed || c->prompt_ids.failed))) {
         error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the answer");
         tell_error(c, &err);
         return;
     }
     c->head.prompt_ids = (const uint32_t *)(const void *)c->prompt_ids.data;
     c->head.n_prompt_ids = c->prompt_ids.len / sizeof(uint32_t);
-    buf_init(&body, 7 * c->text.len + 12 * (c->ids.len + c->prompt_ids.len) / 4 + (64 << 10));
+    buf_init(&body, 7 * c->text.len + (with_ids ? 12 * (c->ids.len + c->prompt_ids.len) / 4 : 0) + (64 << 10));
     openai_answer(&body, &c->head, (struct bytes){c->text.data ? c->text.data : "", c->text.len},
                   (const uint32_t *)(const void *)c->ids.data, c->ids.len / sizeof(uint32_t), e->finish, &e->usage);
     exchange_reply(c->x, 200, "application/json", &body);
@@ -258,7 +345,6 @@ static void on_event(void *ctx, struct generate_stream *gs, const struct generat
     (void)gs;
     pthread_mutex_lock(&c->x->lock);
     if (c->state == COMPLETION_CALLING || c->state == COMPLETION_TALKING) {
-        c->lost_ns = 0;
         switch (e->kind) {
         case GENERATE_ACCEPTED:
             on_accepted(c, e);
@@ -278,11 +364,36 @@ static void on_event(void *ctx, struct generate_stream *gs, const struct generat
     pthread_mutex_unlock(&c->x->lock);
 }
 
+/* It was told to end, or has ended: another one may come. Not the service as a whole, of which this process is a part. */
+static int is_restart(const struct completion *c, const struct error *err)
+{
+    return c->n_token && (err->status == STATUS_DRAINING || (err->status == STATUS_CANCELLED && !err->code[0])) &&
+           !atomic_load(&c->x->gw->draining);
+}
+
+/* A coordinator that has just come may not take it yet: it was accepted once, so that is no refusal. */
+static int is_not_yet(const struct completion *c, const struct error *err)
+{
+    return c->lost_ns && (err->status == STATUS_DRAINING || err->status == STATUS_QUEUE_FULL || err->status == STATUS_FULL ||
+                          err->status == STATUS_PIPELINE || err->status == STATUS_OUT_OF_MEMORY);
+}
+
+/* A coordinator with another secret: whoever has heard nothing begins anew. */
+static int begins_anew(struct completion *c, const struct error *err)
+{
+    if (err->status != STATUS_FORBIDDEN || strcmp(err->code, "resume_token") != 0 || !c->n_token || c->text_ns)
+        return 0;
+    c->n_token = 0;
+    return 1;
+}
+
 /* The call ended before the answer did. */
 static void on_broken(struct completion *c, const struct error *err)
 {
     struct error told = *err;
-    if (err->status == STATUS_CLOSED) {
+    c->n_in_vain += !c->lost_ns && c->n_token;
+    c->told_to_end |= err->status == STATUS_DRAINING;
+    if (err->status == STATUS_CLOSED || is_restart(c, err) || is_not_yet(c, err) || begins_anew(c, err)) {
         lost(c, err->message);
         return;
     }
@@ -290,6 +401,9 @@ static void on_broken(struct completion *c, const struct error *err)
         error_set(&told, STATUS_PROTOCOL, "the coordinator ended the answer early");
     else if (err->status == STATUS_CANCELLED) /* not by us: the coordinator ended */
         error_set(&told, STATUS_PIPELINE, "the coordinator gave the request up");
+    else if (err->status == STATUS_FORBIDDEN && c->n_token)
+        error_param(&told, STATUS_PIPELINE_LOST, NULL, "coordinator_lost", "the coordinator was lost during the answer: %.200s",
+                    err->message);
     fail(c, &told);
 }
 
@@ -317,7 +431,7 @@ static void comment(struct completion *c)
 {
     struct buf *out = exchange_stream_out(c->x);
     begin_stream(c);
-    if (c->state == COMPLETION_TALKING)
+    if (c->text_ns)
         buf_text(out, ": waiting\n\n");
     else if (c->queue_position || !c->prompt_tokens)
         buf_printf(out, ": queued %u\n\n", c->queue_position);
@@ -329,8 +443,8 @@ static void comment(struct completion *c)
 static void op_tick(struct exchange *x, int64_t now_ns)
 {
     struct completion *c = x->op;
-    if (c->state == COMPLETION_WAITING && now_ns >= c->retry_ns)
-        submit(c);
+    if (c->state == COMPLETION_WAITING)
+        retry(c, now_ns);
     int64_t after = x->streaming ? COMMENT_MS : FIRST_COMMENT_MS;
     /* What waits in the output already keeps the connection busy. */
     if (c->request.stream && c->state < COMPLETION_CLOSING && !x->out.len && now_ns - c->output_ns >= after * NS_PER_MS)

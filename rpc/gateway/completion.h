@@ -1,18 +1,21 @@
 /* rpc/gateway/completion.h - /v1/chat/completions and /v1/completions.
  *
- * Purpose    Carries one generation from the parsed request to the last byte of its answer: submits it, waits for a
- *            coordinator that pauses, turns events into chunks or one answer, and tells failures.
+ * Purpose    Carries one generation from the parsed request to the last byte of its answer: submits it, turns events into
+ *            chunks or one answer, and tells failures. Where the coordinator is lost it waits for it and asks for the rest of
+ *            the answer by the ids that it has (docs/adr/0010), up to --recovery-timeout-ms.
  * Ownership  completion_start makes the operation of the exchange; it is freed with the exchange's last reference.
  * Threading  Events come on the rpc loop's thread, ticks on the watcher's, room on libmicrohttpd's; the exchange's lock
  *            guards everything. Calls are opened from other threads than the loop's.
  * Invariants 1. gs is not NULL exactly while a call is open. 2. Nothing is sent to the client before its first text, its end,
- *            or 5 s; until then a failure keeps its HTTP status.
+ *            or 5 s; until then a failure keeps its HTTP status. 3. The text that was passed on is that of the ids that are
+ *            kept: an event brings both.
  * Errors     Told to the client.
  *
  *              submit                first text              done, failed, left
  *   WAITING <----------> CALLING ----------------> TALKING --------------------> CLOSING --on_end--> ENDED
- *      |     lost          \-----------------------------------------------------^                    ^
- *      \----------------- gave up, left --------------------------------------------------------------/
+ *    ^ |     lost          \-------------------------|---------------------------^                    ^
+ *    | \----------------- gave up, left -------------|-----------------------------------------------/
+ *    \----------------------------------- lost ------/
  */
 #ifndef SLUICE_RPC_GATEWAY_COMPLETION_H
 #define SLUICE_RPC_GATEWAY_COMPLETION_H

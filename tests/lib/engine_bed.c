@@ -48,6 +48,7 @@ struct engine_bed {
     struct bed_stage stages[BED_MAX_STAGES];
     struct bed_conn *conns;
     uint64_t next_incarnation;
+    struct resume_key resume;
     pthread_t beater;
     int ending; /* bed lock */
     pthread_mutex_t lock;
@@ -302,6 +303,8 @@ struct engine_bed *engine_bed_open(const struct engine_bed_options *o)
         split_plan(&b->model, o->n_stages, NULL, &b->split, &err) != STATUS_OK ||
         tokenizer_create(b->model.gguf, &b->tokenizer, &err) != STATUS_OK)
         fail_msg("%s", err.message);
+    if (resume_key_init(&b->resume, "the bed's", b->model.hash, &err) != STATUS_OK)
+        fail_msg("%s", err.message);
     if (b->config.context < 0)
         b->config.context = b->model.hp.n_context;
     b->config.stages = o->n_stages;
@@ -370,6 +373,9 @@ void engine_bed_wait_ready(struct engine_bed *b)
 static void take_ids(struct bed_request *r, const struct generate_event *e)
 {
     CHECK(r->n_ids + e->n_ids <= BED_MAX_IDS);
+    CHECK(e->has_usage == (r->n_ids == 0 && r->n_resumed == 0));
+    if (e->has_usage)
+        r->first = e->usage;
     memcpy(r->ids + r->n_ids, e->ids, e->n_ids * sizeof *r->ids);
     r->n_ids += (uint32_t)e->n_ids;
     CHECK(buf_append(&r->text, e->text.data, e->text.len) == STATUS_OK);
@@ -384,6 +390,10 @@ static enum status sink_send(void *ctx, const struct generate_event *e)
     r->n_events++;
     if (e->kind == GENERATE_ACCEPTED) {
         CHECK(r->n_accepted == 0 && e->n_ids == r->n_prompt && memcmp(e->ids, r->prompt, r->n_prompt * sizeof *e->ids) == 0);
+        CHECK(e->resume_token.len <= sizeof r->token && e->request_id.len < sizeof r->id);
+        memcpy(r->token, e->resume_token.data, e->resume_token.len);
+        r->n_token = e->resume_token.len;
+        memcpy(r->id, e->request_id.data, e->request_id.len);
         r->n_accepted++;
     } else if (atomic_load(&r->mute) && e->kind != GENERATE_PROGRESS) {
         st = STATUS_FULL;
@@ -444,6 +454,19 @@ struct bed_request *bed_request_new(struct engine_bed *b, const uint32_t *prompt
     return r;
 }
 
+/* As the service does with a request whose ids are known. */
+static enum status settle_token(struct bed_request *r, struct error *err)
+{
+    const struct resume_key *k = &r->bed->resume;
+    struct request *q = r->request;
+    if (!q->resumed) {
+        snprintf(q->token.profile, sizeof q->token.profile, "%s", engine_profile(r->bed->engine));
+        return resume_token_make(k, q, &q->token, err);
+    }
+    TRY(resume_token_check(k, q, &q->token, err));
+    return request_take_up(q, r->bed->tokenizer, err);
+}
+
 void bed_submit(struct bed_request *r)
 {
     struct engine_bed *b = r->bed;
@@ -453,11 +476,21 @@ void bed_submit(struct bed_request *r)
                                  .no_cache = r->no_cache, .batch_priority = r->batch};
     if (r->stop)
         g.stop[g.n_stops++] = (struct bytes){r->stop, strlen(r->stop)};
+    g.ignore_eos = r->ignore_eos;
+    g.attempt = r->attempt;
+    if (r->name)
+        g.request_id = (struct bytes){r->name, strlen(r->name)};
+    if (r->resumes) {
+        struct bed_request *from = r->resumes;
+        g.request_id = (struct bytes){from->id, strlen(from->id)};
+        g.resume = (struct generate_resume){.token = {(const char *)from->token, from->n_token}, .ids = from->ids,
+                                            .n_ids = r->n_resumed, .usage = from->first};
+    }
     const struct request_sink sink = {r, sink_send, sink_stalled, sink_finish, sink_release};
     r->started_ns = clock_now_ns();
     if (request_create(&g, r->client ? r->client : "bed", &sink, ARENA_BYTES, &r->request, &err) != STATUS_OK ||
         request_set_prompt(r->request, r->request->prompt_ids, r->n_prompt, (uint32_t)b->config.context, UINT32_MAX,
-                           tokenizer_n_vocab(b->tokenizer), &err) != STATUS_OK)
+                           tokenizer_n_vocab(b->tokenizer), &err) != STATUS_OK || settle_token(r, &err) != STATUS_OK)
         fail_msg("%s", err.message);
     request_retain(r->request); /* the engine's */
     enum status st = engine_submit(b->engine, r->request);

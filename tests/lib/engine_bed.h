@@ -56,12 +56,21 @@ struct bed_request {
     uint32_t no_memory_at; /* > 0: the sink has no memory for the n-th event */
     int64_t deadline_ms;
     const char *client;    /* NULL: all of one */
+    const char *name;      /* its request id; NULL: drawn */
+    int ignore_eos;
+    struct bed_request *resumes; /* NULL, or the attempt whose answer goes on: what is asked for is the same */
+    uint32_t n_resumed;    /* so many of its ids were delivered */
+    uint32_t attempt;
     int no_cache, batch;
     atomic_int mute;       /* its client reads nothing while set */
     /* what came; read it after bed_wait, or under engine_bed_lock */
     struct engine_bed *bed;
     struct request *request;
     uint32_t ids[BED_MAX_IDS], n_ids, n_events, n_accepted, n_done, n_finished, n_released;
+    uint8_t token[MAX_RESUME_TOKEN];
+    size_t n_token;
+    char id[64];
+    struct usage first;    /* of the first text */
     struct buf text;
     struct generate_event done;
     struct error end;      /* of finish: status OK when it ended well */
