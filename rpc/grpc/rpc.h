@@ -28,6 +28,8 @@ enum status rpc_loop_create(struct rpc_loop **out, struct error *err);
 void rpc_loop_destroy(struct rpc_loop *l);
 /* fn(arg) on the loop's thread at about time_ns (clock_now_ns scale); for reconnects and periodic work. */
 enum status rpc_loop_at(struct rpc_loop *l, int64_t time_ns, void (*fn)(void *arg), void *arg);
+/* From now on until the loop ends its thread tells the launcher every so often that it lives (common/base/beat.h). */
+enum status rpc_loop_beat(struct rpc_loop *l, int every_ms);
 
 struct rpc_options {
     const char *secret;        /* bearer between processes; NULL or "": none asked for, none sent */
