@@ -53,18 +53,20 @@ enum status handshake_hello(const struct handshake_edge *e, uint8_t hello[HANDSH
     put(hello + 16, e->epoch, 8);
     put(hello + 24, e->from, 2);
     put(hello + 26, e->to, 2);
+    put(hello + 28, e->tls, 4);
     return nonce(hello + NONCE_AT, err);
 }
 
 enum status handshake_read_hello(const uint8_t hello[HANDSHAKE_HELLO_BYTES], struct handshake_edge *out, struct error *err)
 {
-    if (memcmp(hello, magic, sizeof magic) != 0 || get(hello + 28, 4) != 0)
+    if (memcmp(hello, magic, sizeof magic) != 0 || get(hello + 28, 4) > 1)
         return error_set(err, STATUS_PROTOCOL, "not a stage's handshake");
     *out = (struct handshake_edge){
         .session = get(hello + 8, 8),
         .epoch = get(hello + 16, 8),
         .from = (uint16_t)get(hello + 24, 2),
         .to = (uint16_t)get(hello + 26, 2),
+        .tls = (uint32_t)get(hello + 28, 4),
     };
     return STATUS_OK;
 }

@@ -2,12 +2,13 @@
  *
  * Purpose    Three messages and one byte on a fresh connection, before the first frame:
  *
- *              connector -> acceptor   HELLO 64: "SLUILNK1", session u64, epoch u64, from u16, to u16, 0 u32, nonce 32
+ *              connector -> acceptor   HELLO 64: "SLUILNK1", session u64, epoch u64, from u16, to u16, tls u32, nonce 32
  *              acceptor -> connector   CHALLENGE 64: nonce 32, HMAC(key, "accept " HELLO nonce) 32
  *              connector -> acceptor   PROOF 32: HMAC(key, "connect" HELLO nonce)
  *              acceptor -> connector   1
  *
- *            HMAC is HMAC-SHA256 with the 32-byte key of LINKS. Both nonces, both stages, session and epoch are in both
+ *            With tls 1 a TLS 1.3 handshake (link_tls.h) follows HELLO in place of CHALLENGE and PROOF, and the last byte comes
+ *            in it. HMAC is HMAC-SHA256 with the 32-byte key of LINKS. Both nonces, both stages, session and epoch are in both
  *            codes, so that nothing can be played again or reflected. All numbers are little-endian.
  * Ownership  Plain data.
  * Threading  Pure, but for the random numbers.
@@ -25,6 +26,7 @@ enum { HANDSHAKE_HELLO_BYTES = 64, HANDSHAKE_CHALLENGE_BYTES = 64, HANDSHAKE_PRO
 struct handshake_edge {
     uint64_t session, epoch;
     uint16_t from, to;
+    uint32_t tls; /* 1: the connection goes on in TLS */
 };
 
 /* The connector's side. */

@@ -80,6 +80,7 @@ struct link_socket_options {
     enum link_kind kind;
     const char *data;        /* HOST[:PORT] to listen on; NULL or "auto": the address that routes to the coordinator */
     const char *coordinator; /* HOST:PORT; NULL: loopback */
+    int tls;                 /* TCP links are encrypted with the key of the epoch (link_tls.h); UNIX sockets never are */
 };
 
 /* Listens at once, and shakes hands with whoever connects on a thread of its own. */
@@ -90,8 +91,9 @@ struct link_socket_counters {
     uint32_t pending;                  /* in a handshake now */
 };
 void link_socket_port_counters(struct link_port *p, struct link_socket_counters *out);
-/* A link over a connected stream socket, which passes to it. */
-enum status link_socket_create(int fd, struct link **out);
+struct link_tls;
+/* A link over a connected stream socket and TLS on it (NULL: plain), which pass to it. */
+enum status link_socket_create(int fd, struct link_tls *tls, struct link **out);
 
 /* --- in one process (link_mem.c) ------------------------------------------------------------------------------------------- */
 

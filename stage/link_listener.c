@@ -14,18 +14,22 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 
-enum { ACCEPT_PAUSE_MS = 20 };
+enum { ACCEPT_PAUSE_MS = 20, WARN_PAUSE_S = 10 };
 
 enum pending_state {
     PENDING_NONE,
     PENDING_HELLO, /* its hello is not complete */
     PENDING_KEY,   /* a good hello, of an epoch that we do not know yet */
     PENDING_PROOF, /* challenged */
+    PENDING_TLS,   /* in the handshake of TLS */
 };
 
 struct pending {
     enum pending_state state;
     int fd;
+    short events;           /* to poll for */
+    int is_tcp;
+    struct link_tls *tls;
     int64_t deadline_ns;
     size_t n;
     uint8_t hello[HANDSHAKE_HELLO_BYTES], challenge[HANDSHAKE_CHALLENGE_BYTES], proof[HANDSHAKE_PROOF_BYTES];
@@ -35,7 +39,9 @@ struct pending {
 struct link_listener {
     pthread_t thread;
     int listen_fd[2], wake_fd, abort_fd;
-    struct pending pending[LISTENER_MAX_PENDING]; /* the thread's own */
+    struct link_tls_context *tls;
+    struct pending pending[LISTENER_MAX_PENDING]; /* the thread's own, as is the next */
+    int64_t warn_at_ns;
 
     pthread_mutex_t lock; /* guards everything below */
     pthread_cond_t moved;
@@ -44,7 +50,7 @@ struct link_listener {
     struct handshake_edge edge;
     uint8_t key[32];
     uint64_t highest_epoch;
-    int taken_fd;         /* -1: the edge is not here yet */
+    struct link_taken taken; /* fd -1: the edge is not here yet */
     struct link_socket_counters count;
 };
 
@@ -66,8 +72,17 @@ static void drain(int fd)
 
 static void drop(struct pending *p)
 {
+    link_tls_destroy(p->tls);
     close(p->fd);
+    p->tls = NULL;
     p->state = PENDING_NONE;
+}
+
+static void drop_taken(struct link_taken t)
+{
+    link_tls_destroy(t.tls);
+    if (t.fd >= 0)
+        close(t.fd);
 }
 
 static void refuse(struct link_listener *l, struct pending *p, const char *why)
@@ -120,48 +135,85 @@ static enum verdict judge(struct link_listener *l, const struct pending *p, uint
     return v;
 }
 
-/* A complete hello: challenge it, keep it for later, or close it. */
+/* A stage with other flags than ours tries again and again: say so, now and then. */
+static void refuse_mode(struct link_listener *l, struct pending *p)
+{
+    int64_t now = clock_now_ns();
+    if (now >= l->warn_at_ns) {
+        LOG_WARN("stage %u %s, this stage %s: its link is refused", p->edge.from, p->edge.tls ? "has --tls-ca" : "has no --tls-ca",
+                 l->tls ? "has one" : "has none");
+        l->warn_at_ns = now + WARN_PAUSE_S * NS_PER_S;
+    }
+    refuse(l, p, "one end uses TLS, the other does not");
+}
+
+/* The first word of a proof: our challenge, or our side of TLS. */
+static void prove(struct link_listener *l, struct pending *p, const uint8_t key[32])
+{
+    struct error err;
+    p->n = 0;
+    p->events = POLLIN;
+    if (p->edge.tls) {
+        p->state = PENDING_TLS;
+        if (link_tls_create(l->tls, LINK_TLS_ACCEPT, p->fd, key, p->hello, &p->tls, &err) != STATUS_OK)
+            refuse(l, p, err.message);
+        return;
+    }
+    p->state = PENDING_PROOF;
+    if (handshake_challenge(key, p->hello, p->challenge, &err) != STATUS_OK)
+        refuse(l, p, err.message);
+    else if (!send_all(p->fd, p->challenge, sizeof p->challenge))
+        refuse(l, p, "the challenge could not be sent");
+}
+
+/* A complete hello: begin the proof, keep it for later, or close it. */
 static void consider(struct link_listener *l, struct pending *p)
 {
     uint8_t key[32];
-    struct error err;
+    if ((p->edge.tls != 0) != (p->is_tcp && l->tls)) {
+        refuse_mode(l, p);
+        return;
+    }
     switch (judge(l, p, key)) {
     case VERDICT_LATER:
         p->state = PENDING_KEY;
+        if (p->edge.tls) /* its side of TLS may be here already and stays in the socket */
+            p->events = POLLRDHUP;
         return;
     case VERDICT_STALE:
         drop(p);
         return;
     case VERDICT_WANTED:
-        break;
+        prove(l, p, key);
     }
-    if (handshake_challenge(key, p->hello, p->challenge, &err) != STATUS_OK) {
-        refuse(l, p, err.message);
-    } else if (!send_all(p->fd, p->challenge, sizeof p->challenge)) {
-        refuse(l, p, "the challenge could not be sent");
-    } else {
-        p->state = PENDING_PROOF;
-        p->n = 0;
-    }
+}
+
+/* The byte that ends the handshake. A fresh connection's buffer takes it at once. */
+static int send_yes(struct pending *p)
+{
+    uint8_t yes = 1;
+    size_t put = 0;
+    short events;
+    if (!p->tls)
+        return send_all(p->fd, &yes, 1);
+    return link_tls_write(p->tls, &(struct iovec){&yes, 1}, 1, &put, &events, NULL) == STATUS_OK && put == 1;
 }
 
 /* The proof is right: the connection is the link, unless the epoch has gone meanwhile. */
 static void hand_over(struct link_listener *l, struct pending *p)
 {
-    int old = -1;
+    struct link_taken old = {p->fd, p->tls};
     pthread_mutex_lock(&l->lock);
     int wanted = l->expecting && p->edge.session == l->edge.session && p->edge.epoch == l->edge.epoch;
-    if (wanted && send_all(p->fd, &(uint8_t){1}, 1)) {
-        old = l->taken_fd;
-        l->taken_fd = p->fd;
+    if (wanted && send_yes(p)) {
+        old = l->taken;
+        l->taken = (struct link_taken){p->fd, p->tls};
         l->count.accepted++;
         pthread_cond_broadcast(&l->moved);
-    } else {
-        old = p->fd;
     }
     pthread_mutex_unlock(&l->lock);
-    if (old >= 0)
-        close(old);
+    drop_taken(old);
+    p->tls = NULL;
     p->state = PENDING_NONE;
 }
 
@@ -179,6 +231,18 @@ static void verify(struct link_listener *l, struct pending *p)
     default:
         drop(p);
     }
+}
+
+static void shake(struct link_listener *l, struct pending *p)
+{
+    struct error err;
+    uint8_t key[32];
+    if (link_tls_shake(p->tls, &p->events, &err) != STATUS_OK)
+        refuse(l, p, err.message);
+    else if (!p->events && judge(l, p, key) == VERDICT_WANTED)
+        hand_over(l, p);
+    else if (!p->events)
+        drop(p);
 }
 
 static void advance(struct link_listener *l, struct pending *p)
@@ -201,12 +265,14 @@ static void advance(struct link_listener *l, struct pending *p)
             refuse(l, p, "it left");
         else if (rc > 0)
             verify(l, p);
+    } else if (p->state == PENDING_TLS) {
+        shake(l, p);
     } else if (p->state == PENDING_KEY) {
         uint8_t byte;
         ssize_t got = recv(p->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK);
-        if (got > 0)
+        if (got > 0 && !p->edge.tls)
             refuse(l, p, "it spoke out of turn");
-        else if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
+        else if (got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
             refuse(l, p, "it left");
     }
 }
@@ -238,7 +304,8 @@ static void take_connection(struct link_listener *l, int listen_fd)
     }
     struct pending *p = place(l);
     *p = (struct pending){
-        .state = PENDING_HELLO, .fd = fd, .deadline_ns = clock_now_ns() + HANDSHAKE_DEADLINE_MS * NS_PER_MS};
+        .state = PENDING_HELLO, .fd = fd, .events = POLLIN, .is_tcp = listen_fd == l->listen_fd[0],
+        .deadline_ns = clock_now_ns() + HANDSHAKE_DEADLINE_MS * NS_PER_MS};
     advance(l, p);
 }
 
@@ -254,7 +321,7 @@ static int poll_set(struct link_listener *l, struct pollfd *set, struct pending 
         if (p->state == PENDING_NONE)
             continue;
         who[n] = p;
-        set[n++] = (struct pollfd){.fd = p->fd, .events = POLLIN};
+        set[n++] = (struct pollfd){.fd = p->fd, .events = p->events};
         *deadline_ns = p->deadline_ns < *deadline_ns ? p->deadline_ns : *deadline_ns;
     }
     pthread_mutex_lock(&l->lock);
@@ -317,11 +384,11 @@ static void close_all(struct link_listener *l)
         close(l->wake_fd);
     if (l->abort_fd >= 0)
         close(l->abort_fd);
-    if (l->taken_fd >= 0)
-        close(l->taken_fd);
+    drop_taken(l->taken);
 }
 
-enum status link_listener_create(int tcp_fd, int unix_fd, struct link_listener **out, struct error *err)
+enum status link_listener_create(int tcp_fd, int unix_fd, struct link_tls_context *tls, struct link_listener **out,
+                                 struct error *err)
 {
     struct link_listener *l = calloc(1, sizeof *l);
     if (!l) {
@@ -331,7 +398,7 @@ enum status link_listener_create(int tcp_fd, int unix_fd, struct link_listener *
             close(unix_fd);
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a listener");
     }
-    *l = (struct link_listener){.listen_fd = {tcp_fd, unix_fd}, .taken_fd = -1};
+    *l = (struct link_listener){.listen_fd = {tcp_fd, unix_fd}, .tls = tls, .taken.fd = -1};
     l->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     l->abort_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_condattr_t attr;
@@ -382,20 +449,20 @@ enum status link_listener_expect(struct link_listener *l, uint64_t generation, c
     return over ? STATUS_CLOSED : STATUS_OK;
 }
 
-enum status link_listener_take(struct link_listener *l, uint64_t generation, int64_t deadline_ns, int *fd)
+enum status link_listener_take(struct link_listener *l, uint64_t generation, int64_t deadline_ns, struct link_taken *out)
 {
     struct timespec t = {.tv_sec = (time_t)(deadline_ns / NS_PER_S), .tv_nsec = (long)(deadline_ns % NS_PER_S)};
     enum status s = STATUS_OK;
     pthread_mutex_lock(&l->lock);
-    while (s == STATUS_OK && l->taken_fd < 0) {
+    while (s == STATUS_OK && l->taken.fd < 0) {
         if (generation < l->mark)
             s = STATUS_CLOSED;
-        else if (pthread_cond_timedwait(&l->moved, &l->lock, &t) != 0 && l->taken_fd < 0)
+        else if (pthread_cond_timedwait(&l->moved, &l->lock, &t) != 0 && l->taken.fd < 0)
             s = STATUS_TIMEOUT;
     }
     if (s == STATUS_OK) {
-        *fd = l->taken_fd;
-        l->taken_fd = -1;
+        *out = l->taken;
+        l->taken = (struct link_taken){.fd = -1};
     }
     pthread_mutex_unlock(&l->lock);
     return s;
@@ -404,13 +471,12 @@ enum status link_listener_take(struct link_listener *l, uint64_t generation, int
 void link_listener_forget(struct link_listener *l)
 {
     pthread_mutex_lock(&l->lock);
-    int fd = l->taken_fd;
+    struct link_taken left = l->taken;
     l->expecting = 0;
-    l->taken_fd = -1;
+    l->taken = (struct link_taken){.fd = -1};
     memset(l->key, 0, sizeof l->key);
     pthread_mutex_unlock(&l->lock);
-    if (fd >= 0)
-        close(fd);
+    drop_taken(left);
 }
 
 void link_listener_abort(struct link_listener *l, uint64_t generation)

@@ -25,6 +25,7 @@ enum { BACKLOG = 32, RETRY_MS = 20 };
 struct socket_link {
     struct link base;
     int fd;
+    struct link_tls *tls; /* NULL: plain */
     atomic_int aborted;
 };
 
@@ -43,25 +44,57 @@ static enum status broken(const struct socket_link *l, const char *what, int num
     return error_set(err, STATUS_LINK, "%s: %s", what, strerror(number));
 }
 
+/* What is there now, without a wait; *events: what to wait for when nothing is. */
+static enum status take_some(struct socket_link *l, void *buf, size_t len, size_t *got, short *events, struct error *err)
+{
+    *got = 0;
+    *events = POLLIN;
+    if (l->tls) {
+        enum status s = link_tls_read(l->tls, buf, len, got, events, err);
+        return s != STATUS_OK && atomic_load(&l->aborted) ? broken(l, "read", 0, err) : s;
+    }
+    for (;;) {
+        ssize_t n = recv(l->fd, buf, len, MSG_DONTWAIT);
+        if (n > 0)
+            *got = (size_t)n;
+        if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)))
+            return STATUS_OK;
+        if (n == 0 || errno != EINTR)
+            return broken(l, "read", n == 0 ? 0 : errno, err);
+    }
+}
+
+/* The same for what fits now. */
+static enum status put_some(struct socket_link *l, const struct iovec *iov, int n_iov, size_t *put, short *events,
+                            struct error *err)
+{
+    *put = 0;
+    *events = POLLOUT;
+    if (l->tls) {
+        enum status s = link_tls_write(l->tls, iov, n_iov, put, events, err);
+        return s != STATUS_OK && atomic_load(&l->aborted) ? broken(l, "write", 0, err) : s;
+    }
+    const struct msghdr msg = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n_iov};
+    for (;;) {
+        ssize_t n = sendmsg(l->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n >= 0)
+            *put = (size_t)n;
+        if (n >= 0 || errno == EAGAIN || errno == EWOULDBLOCK)
+            return STATUS_OK;
+        if (errno != EINTR)
+            return broken(l, "write", errno == EPIPE ? 0 : errno, err);
+    }
+}
+
 static enum status socket_read(struct link *base, void *buf, size_t len, int64_t deadline_ns, size_t *got, struct error *err)
 {
     struct socket_link *l = (struct socket_link *)base;
-    *got = 0;
     for (;;) {
-        ssize_t n = recv(l->fd, buf, len, MSG_DONTWAIT);
-        if (n > 0) {
-            *got = (size_t)n;
+        short events;
+        TRY(take_some(l, buf, len, got, &events, err));
+        if (*got || deadline_ns == 0)
             return STATUS_OK;
-        }
-        if (n == 0)
-            return broken(l, "read", 0, err);
-        if (errno == EINTR)
-            continue;
-        if (errno != EAGAIN && errno != EWOULDBLOCK)
-            return broken(l, "read", errno, err);
-        if (deadline_ns == 0)
-            return STATUS_OK;
-        struct pollfd p = {.fd = l->fd, .events = POLLIN};
+        struct pollfd p = {.fd = l->fd, .events = events};
         if (poll(&p, 1, left_ms(deadline_ns)) == 0)
             return error_set(err, STATUS_TIMEOUT, "nothing came in time");
     }
@@ -71,20 +104,13 @@ static enum status socket_write(struct link *base, const struct iovec *iov, int 
                                 struct link *also, size_t *put, struct error *err)
 {
     struct socket_link *l = (struct socket_link *)base;
-    const struct msghdr msg = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n_iov};
-    *put = 0;
+    const struct socket_link *other = also && also->table == base->table ? (struct socket_link *)also : NULL;
     for (;;) {
-        ssize_t n = sendmsg(l->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (n >= 0) {
-            *put = (size_t)n;
+        short events;
+        TRY(put_some(l, iov, n_iov, put, &events, err));
+        if (*put || (other && other->tls && link_tls_may_hold_bytes(other->tls)))
             return STATUS_OK;
-        }
-        if (errno == EINTR)
-            continue;
-        if (errno != EAGAIN && errno != EWOULDBLOCK)
-            return broken(l, "write", errno == EPIPE ? 0 : errno, err);
-        int other = also && also->table == base->table ? ((struct socket_link *)also)->fd : -1;
-        struct pollfd p[2] = {{.fd = l->fd, .events = POLLOUT}, {.fd = other, .events = POLLIN}};
+        struct pollfd p[2] = {{.fd = l->fd, .events = events}, {.fd = other ? other->fd : -1, .events = POLLIN}};
         if (poll(p, 2, left_ms(deadline_ns)) == 0)
             return error_set(err, STATUS_TIMEOUT, "nothing was taken in time");
         if (p[1].revents && !p[0].revents)
@@ -102,16 +128,18 @@ static void socket_abort(struct link *base)
 static void socket_destroy(struct link *base)
 {
     struct socket_link *l = (struct socket_link *)base;
+    link_tls_destroy(l->tls);
     close(l->fd);
     free(l);
 }
 
 static const struct link_table socket_table = {socket_read, socket_write, socket_abort, socket_destroy};
 
-enum status link_socket_create(int fd, struct link **out)
+enum status link_socket_create(int fd, struct link_tls *tls, struct link **out)
 {
     struct socket_link *l = calloc(1, sizeof *l);
     if (!l) {
+        link_tls_destroy(tls);
         close(fd);
         return STATUS_OUT_OF_MEMORY;
     }
@@ -119,6 +147,7 @@ enum status link_socket_create(int fd, struct link **out)
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* refused on a UNIX socket, which does not need it */
     l->base.table = &socket_table;
     l->fd = fd;
+    l->tls = tls;
     *out = &l->base;
     return STATUS_OK;
 }
@@ -129,6 +158,7 @@ struct socket_port {
     struct link_port base;
     enum link_kind kind;
     struct link_addresses addresses;
+    struct link_tls_context *tls; /* NULL: plain */
     struct link_listener *listener;
 };
 
@@ -187,14 +217,42 @@ static int write_exactly(int fd, const void *buf, size_t len)
     return send(fd, buf, len, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)len;
 }
 
-static enum status shake(struct socket_port *p, const struct link_form *f, int fd, int64_t deadline_ns, struct error *err)
+/* In TLS, up to the byte that says that the acceptor has taken the link. */
+static enum status shake_tls(struct socket_port *p, const struct link_form *f, struct link_tls *t, int fd, int64_t deadline_ns,
+                             struct error *err)
+{
+    short events = POLLIN;
+    for (size_t got = 0, stands = 0; got == 0;) {
+        uint8_t yes;
+        if (stands)
+            TRY(link_tls_read(t, &yes, 1, &got, &events, err));
+        else
+            TRY(link_tls_shake(t, &events, err));
+        if (!events) {
+            stands = 1;
+            continue;
+        }
+        enum status s = wait_for(p, f, fd, events, deadline_ns);
+        if (s != STATUS_OK)
+            return error_set(err, s, stands ? "the link was not accepted" : "no answer in the TLS handshake");
+    }
+    return STATUS_OK;
+}
+
+static enum status shake(struct socket_port *p, const struct link_form *f, struct link_taken *at, int use_tls,
+                         int64_t deadline_ns, struct error *err)
 {
     const struct handshake_edge edge = {.session = f->session, .epoch = f->epoch, .from = (uint16_t)f->stage,
-                                        .to = (uint16_t)((f->stage + 1) % f->n_stages)};
+                                        .to = (uint16_t)((f->stage + 1) % f->n_stages), .tls = (uint32_t)use_tls};
     uint8_t hello[HANDSHAKE_HELLO_BYTES], challenge[HANDSHAKE_CHALLENGE_BYTES], proof[HANDSHAKE_PROOF_BYTES], yes;
+    const int fd = at->fd;
     TRY(handshake_hello(&edge, hello, err));
     if (!write_exactly(fd, hello, sizeof hello))
         return error_set(err, STATUS_LINK, "the handshake could not be sent");
+    if (use_tls) {
+        TRY(link_tls_create(p->tls, LINK_TLS_CONNECT, fd, f->key, hello, &at->tls, err));
+        return shake_tls(p, f, at->tls, fd, deadline_ns, err);
+    }
     enum status s = read_exactly(p, f, fd, challenge, sizeof challenge, deadline_ns);
     if (s != STATUS_OK)
         return error_set(err, s, "no challenge came");
@@ -220,7 +278,15 @@ static void size_buffer(int fd, int is_unix, size_t bytes)
         setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &(int){(int)(2 * bytes)}, sizeof(int));
 }
 
-static enum status connect_once(struct socket_port *p, const struct link_form *f, int64_t deadline_ns, int *out,
+static void drop_taken(struct link_taken *t)
+{
+    link_tls_destroy(t->tls);
+    if (t->fd >= 0)
+        close(t->fd);
+    *t = (struct link_taken){.fd = -1};
+}
+
+static enum status connect_once(struct socket_port *p, const struct link_form *f, int64_t deadline_ns, struct link_taken *out,
                                 struct error *err)
 {
     struct sockaddr_storage to;
@@ -245,26 +311,27 @@ static enum status connect_once(struct socket_port *p, const struct link_form *f
         s = error_set(err, STATUS_LINK, "%s: %s", is_unix ? f->next.unix_name : f->next.tcp, strerror(errno));
     if (s == STATUS_OK && (s = wait_for(p, f, fd, POLLOUT, deadline_ns)) != STATUS_OK)
         error_set(err, s, "%s: no answer", is_unix ? f->next.unix_name : f->next.tcp);
+    struct link_taken made = {.fd = fd};
     int problem = 0;
     socklen_t size = sizeof problem;
     if (s == STATUS_OK && getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &size) == 0 && problem)
         s = error_set(err, STATUS_LINK, "%s: %s", is_unix ? f->next.unix_name : f->next.tcp, strerror(problem));
     if (s == STATUS_OK)
-        s = shake(p, f, fd, deadline_ns, err);
+        s = shake(p, f, &made, p->tls && !is_unix, deadline_ns, err);
     if (s == STATUS_OK)
-        *out = fd;
+        *out = made;
     else
-        close(fd);
+        drop_taken(&made);
     return s;
 }
 
 /* The neighbour may not listen, or not know the epoch, yet: try until the deadline. */
-static enum status connect_next(struct socket_port *p, const struct link_form *f, int64_t deadline_ns, int *fd,
-                                struct error *err)
+static enum status connect_next(struct socket_port *p, const struct link_form *f, int64_t deadline_ns,
+                                struct link_taken *out, struct error *err)
 {
     for (;;) {
         int64_t once_ns = clock_now_ns() + HANDSHAKE_DEADLINE_MS * NS_PER_MS;
-        enum status s = connect_once(p, f, once_ns < deadline_ns ? once_ns : deadline_ns, fd, err);
+        enum status s = connect_once(p, f, once_ns < deadline_ns ? once_ns : deadline_ns, out, err);
         if (s == STATUS_OK || s == STATUS_CLOSED || s == STATUS_UNAUTHENTICATED || s == STATUS_CONFIG)
             return s;
         if (clock_now_ns() >= deadline_ns)
@@ -283,22 +350,22 @@ static enum status port_form(struct link_port *base, const struct link_form *f, 
         .session = f->session, .epoch = f->epoch, .from = (uint16_t)prev, .to = (uint16_t)f->stage};
     const int64_t deadline_ns = clock_now_ns() + f->timeout_ms * NS_PER_MS;
     struct link_pair pair = {0};
-    int out_fd = -1, in_fd = -1;
+    struct link_taken to = {.fd = -1}, from = {.fd = -1};
     enum status s = link_listener_expect(p->listener, f->generation, &in_edge, f->key);
     if (s != STATUS_OK)
         return error_set(err, s, "the epoch was left");
-    s = connect_next(p, f, deadline_ns, &out_fd, err);
-    if (s == STATUS_OK && (s = link_listener_take(p->listener, f->generation, deadline_ns, &in_fd)) != STATUS_OK)
+    s = connect_next(p, f, deadline_ns, &to, err);
+    if (s == STATUS_OK && (s = link_listener_take(p->listener, f->generation, deadline_ns, &from)) != STATUS_OK)
         error_set(err, s, s == STATUS_CLOSED ? "the epoch was left" : "stage %u did not connect in time", prev);
     link_listener_forget(p->listener);
     if (s == STATUS_OK)
-        s = link_socket_create(out_fd, &pair.out);
-    else if (out_fd >= 0)
-        close(out_fd);
+        s = link_socket_create(to.fd, to.tls, &pair.out);
+    else
+        drop_taken(&to);
     if (s == STATUS_OK)
-        s = link_socket_create(in_fd, &pair.in);
-    else if (in_fd >= 0)
-        close(in_fd);
+        s = link_socket_create(from.fd, from.tls, &pair.in);
+    else
+        drop_taken(&from);
     if (s == STATUS_OK)
         *out = pair;
     else
@@ -315,6 +382,7 @@ static void port_destroy(struct link_port *base)
 {
     struct socket_port *p = (struct socket_port *)base;
     link_listener_destroy(p->listener);
+    link_tls_context_destroy(p->tls);
     free(p);
 }
 
@@ -460,17 +528,21 @@ enum status link_socket_port_create(const struct link_socket_options *o, struct 
     p->base.table = &port_table;
     p->kind = o->kind;
     read_identity(&p->addresses);
-    enum status s = o->kind == LINK_KIND_UNIX ? STATUS_OK : listen_tcp(o, &p->addresses, &tcp_fd, err);
+    enum status s = o->tls ? link_tls_context_create(LINK_TLS_REKEY_RECORDS, &p->tls, err) : STATUS_OK;
+    if (s == STATUS_OK && o->kind != LINK_KIND_UNIX)
+        s = listen_tcp(o, &p->addresses, &tcp_fd, err);
     if (s == STATUS_OK && o->kind != LINK_KIND_TCP)
         s = listen_unix(&p->addresses, &unix_fd, err);
     if (s == STATUS_OK)
-        s = link_listener_create(tcp_fd, unix_fd, &p->listener, err); /* takes the sockets, also when it fails */
+        s = link_listener_create(tcp_fd, unix_fd, p->tls, &p->listener, err); /* takes the sockets, also when it fails */
     else if (tcp_fd >= 0)
         close(tcp_fd);
-    if (s == STATUS_OK)
+    if (s == STATUS_OK) {
         *out = &p->base;
-    else
+    } else {
+        link_tls_context_destroy(p->tls);
         free(p);
+    }
     return s;
 }
 

@@ -250,7 +250,8 @@ static enum status create_compute(void *ctx, struct compute **out, struct error 
 static enum status open_stage(struct pipeline *p, uint32_t i, struct error *err)
 {
     struct pipeline_stage *s = &p->stage[i];
-    const struct link_socket_options sockets = {.kind = p->o.links == PIPELINE_TCP ? LINK_KIND_TCP : LINK_KIND_UNIX};
+    const struct link_socket_options sockets = {.kind = p->o.links == PIPELINE_UNIX ? LINK_KIND_UNIX : LINK_KIND_TCP,
+                                                .tls = p->o.links == PIPELINE_TLS};
     s->pipeline = p;
     s->index = i;
     fill_assignment(&p->o, i, &s->assign);

@@ -1,6 +1,6 @@
 /* tests/lib/pipeline.h - several stage workers in one process, and a small coordinator for them.
  *
- * Purpose    Joins S workers (stage/worker.h) by in-process, UNIX or TCP links, with any compute, and plays the coordinator:
+ * Purpose    Joins S workers (stage/worker.h) by in-process, UNIX, TCP or encrypted links, with any compute, and plays the coordinator:
  *            assigns, raises epochs, runs requests through ticks with the whole window in flight, or sends single messages and
  *            waits for the answers. Blocks are given out by coordinator/blocks. No gRPC, no scheduler.
  * Ownership  pipeline_open/pipeline_close.
@@ -13,7 +13,7 @@
 #include "stage/worker.h"
 
 enum { PIPELINE_MAX_STAGES = 8 };
-enum pipeline_links { PIPELINE_MEM, PIPELINE_UNIX, PIPELINE_TCP };
+enum pipeline_links { PIPELINE_MEM, PIPELINE_UNIX, PIPELINE_TCP, PIPELINE_TLS };
 
 /* Zero: a default (1 stage, in-process links, 8 layers cut evenly, 8 slots, context 1024, blocks of 16, 256 rows, 5000 ms). */
 struct pipeline_options {

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -49,7 +50,7 @@ struct link_port *ends_make_port(enum how how)
         assert_int_equal(link_mem_port_create(hub, 0, &p), STATUS_OK);
         return p;
     }
-    const struct link_socket_options o = {.kind = how == BY_UNIX ? LINK_KIND_UNIX : LINK_KIND_TCP};
+    const struct link_socket_options o = {.kind = how == BY_UNIX ? LINK_KIND_UNIX : LINK_KIND_TCP, .tls = how == BY_TLS};
     if (link_socket_port_create(&o, &p, &err) != STATUS_OK)
         fail_msg("%s", err.message);
     return p;
@@ -57,6 +58,7 @@ struct link_port *ends_make_port(enum how how)
 
 void ends_open(enum how how, struct end e[2])
 {
+    signal(SIGPIPE, SIG_IGN);
     assert_int_equal(mem_hub_create(&hub), STATUS_OK);
     memset(e, 0, 2 * sizeof *e);
     for (int i = 0; i < 2; i++)

@@ -13,7 +13,7 @@
 #include "stage/link.h"
 
 enum { ENDS_SESSION = 5 };
-enum how { IN_MEMORY, BY_UNIX, BY_TCP, N_WAYS };
+enum how { IN_MEMORY, BY_UNIX, BY_TCP, BY_TLS, N_WAYS };
 
 struct end {
     struct link_port *port;

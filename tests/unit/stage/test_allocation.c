@@ -103,6 +103,7 @@ static void ticks_of_a_fake_stage_allocate_nothing(void **state)
     check(create_fake, 3, PIPELINE_MEM, 8);
     check(create_fake, 3, PIPELINE_UNIX, 8);
     check(create_fake, 3, PIPELINE_TCP, 8);
+    check(create_fake, 3, PIPELINE_TLS, 8);
 }
 
 static void ticks_of_a_model_allocate_nothing(void **state)

@@ -144,12 +144,11 @@ static void an_abort_wakes_reader_writer_and_whoever_forms(void **state)
     }
 }
 
-static void a_waiting_writer_lets_the_other_direction_drain(void **state)
+static void check_drain(enum how how)
 {
-    (void)state;
     struct end e[2];
     struct error err;
-    ends_open(BY_UNIX, e);
+    ends_open(how, e);
     uint8_t *bytes = calloc(1, 16 << 20);
     struct iovec small = {&(uint8_t){7}, 1};
     assert_int_equal(link_write_all(e[1].pair.out, &small, 1, 100, NULL, no_drain, NULL, &err), STATUS_OK);
@@ -165,6 +164,13 @@ static void a_waiting_writer_lets_the_other_direction_drain(void **state)
     assert_true(big.iov_len > 0);
     free(bytes);
     ends_close(e);
+}
+
+static void a_waiting_writer_lets_the_other_direction_drain(void **state)
+{
+    (void)state;
+    check_drain(BY_UNIX);
+    check_drain(BY_TLS);
 }
 
 /* --- addresses ------------------------------------------------------------------------------------------------------------------------ */
@@ -236,7 +242,7 @@ static void nonsense_is_closed_at_once(void **state)
     /* our magic, but bits that must be 0 */
     uint8_t hello[HANDSHAKE_HELLO_BYTES];
     assert_int_equal(handshake_hello(&(struct handshake_edge){ENDS_SESSION, 1, 1, 0}, hello, NULL), STATUS_OK);
-    hello[28] = 1;
+    hello[28] = 2;
     int fd = ends_connect_to(p, 0);
     send(fd, hello, sizeof hello, MSG_NOSIGNAL);
     assert_true(ends_closed_after(fd, 1500) < 1000);
@@ -253,7 +259,7 @@ static struct link_listener *expecting(int listen_fd)
 {
     struct link_listener *l;
     struct error err;
-    assert_int_equal(link_listener_create(listen_fd, -1, &l, &err), STATUS_OK);
+    assert_int_equal(link_listener_create(listen_fd, -1, NULL, &l, &err), STATUS_OK);
     assert_int_equal(link_listener_expect(l, 1, &(struct handshake_edge){ENDS_SESSION, 1, 1, 0}, ends_key), STATUS_OK);
     return l;
 }
@@ -321,18 +327,18 @@ static void whoever_lacks_the_key_or_comes_for_another_edge_is_refused(void **st
     link_listener_counters(l, &n);
     assert_int_equal(n.accepted, 0);
     assert_int_equal(n.stale, 4);
-    assert_int_equal(link_listener_take(l, 1, clock_now_ns(), &fd), STATUS_TIMEOUT);
+    struct link_taken none;
+    assert_int_equal(link_listener_take(l, 1, clock_now_ns(), &none), STATUS_TIMEOUT);
     link_listener_destroy(l);
 }
 
-static void a_neighbour_that_knows_the_epoch_first_waits_for_us(void **state)
+static void check_early(enum how how)
 {
-    (void)state;
     struct end e[2];
     pthread_t t;
     memset(e, 0, sizeof e);
     for (int i = 0; i < 2; i++)
-        e[i].port = ends_make_port(BY_UNIX);
+        e[i].port = ends_make_port(how);
     for (int i = 0; i < 2; i++)
         e[i].form = ends_form((uint32_t)i, 1, e[1 - i].port);
     pthread_create(&t, NULL, ends_form_thread, &e[1]);
@@ -354,13 +360,19 @@ static void a_neighbour_that_knows_the_epoch_first_waits_for_us(void **state)
     }
 }
 
-static void ends_with_different_keys_say_so(void **state)
+static void a_neighbour_that_knows_the_epoch_first_waits_for_us(void **state)
 {
     (void)state;
+    check_early(BY_UNIX);
+    check_early(BY_TLS);
+}
+
+static void check_keys(enum how how)
+{
     struct end e[2];
     memset(e, 0, sizeof e);
     for (int i = 0; i < 2; i++)
-        e[i].port = ends_make_port(BY_TCP);
+        e[i].port = ends_make_port(how);
     for (int i = 0; i < 2; i++)
         e[i].form = ends_form((uint32_t)i, 1, e[1 - i].port);
     e[1].form.key[31] ^= 1;
@@ -371,6 +383,13 @@ static void ends_with_different_keys_say_so(void **state)
     assert_int_not_equal(e[1].status, STATUS_OK);
     for (int i = 0; i < 2; i++)
         link_port_destroy(e[i].port);
+}
+
+static void ends_with_different_keys_say_so(void **state)
+{
+    (void)state;
+    check_keys(BY_TCP);
+    check_keys(BY_TLS);
 }
 
 int main(void)

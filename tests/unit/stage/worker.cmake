@@ -4,6 +4,7 @@ sluice_test(test_stage_pipeline LABEL unit SOURCES test_pipeline.c DEPS sluice_t
 sluice_test(test_stage_worker LABEL unit SOURCES test_worker.c DEPS sluice_test_pipeline sluice_fake_compute)
 sluice_test(test_stage_neighbour LABEL unit SOURCES test_neighbour.c DEPS sluice_test_pipeline sluice_fake_compute)
 sluice_test(test_stage_link LABEL unit SOURCES test_link.c ends.c DEPS sluice_worker)
+sluice_test(test_stage_link_tls LABEL component SOURCES test_link_tls.c ends.c DEPS sluice_worker)
 sluice_test(test_stage_mute LABEL service SOURCES test_mute.c ends.c DEPS sluice_worker)
 sluice_test(test_stage_control LABEL service SOURCES test_control.c mini_coordinator.c DEPS sluice_stage_control sluice_fake_compute)
 sluice_test(test_stage_program LABEL service SOURCES test_program.c mini_coordinator.c DEPS sluice_stage_control sluice_fake_compute)
