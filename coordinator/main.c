@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "common/base/address.h"
+#include "common/base/beat.h"
 #include "common/base/clock.h"
 #include "common/base/trace.h"
 #include "coordinator/service.h"
@@ -153,7 +154,7 @@ static int wait_signal(const sigset_t *set, int timeout_ms)
 
 static int is_end(int sig)
 {
-    return sig == SIGTERM || sig == SIGINT || sig == SIGUSR1;
+    return sig == SIGTERM || sig == SIGINT;
 }
 
 /* The launcher hands a pipe down: a byte on it says that the service was ready once. */
@@ -177,6 +178,10 @@ static void serve(struct coordinator *c, const sigset_t *set)
         int sig = wait_signal(set, 50), draining = drain_until != INT64_MAX;
         if (sig == SIGUSR2)
             trace_dump(STDERR_FILENO, 0);
+        if (sig == SIGUSR1) { /* as if it had been killed: the stages stay, the gateways resume their streams with the next one */
+            LOG_INFO("SIGUSR1: making room for the next process");
+            _exit(EXIT_AGAIN);
+        }
         if (is_end(sig) && draining)
             return;
         if (is_end(sig)) {
@@ -221,6 +226,7 @@ int main(int argc, char **argv)
         serve(&c, &set);
     else
         LOG_ERROR("%s", err.message);
+    beat_ending();
     end(&c);
     if (s == STATUS_OK)
         LOG_INFO("ended");

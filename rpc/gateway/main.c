@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/base/beat.h"
 #include "common/base/clock.h"
 #include "common/base/trace.h"
 #include "rpc/gateway/gateway.h"
@@ -32,6 +33,13 @@ static void reload(struct gateway *gw)
         LOG_ERROR("API keys stay as they were: %s", err.message);
 }
 
+/* As if it had been killed: what is open goes on in the next process. */
+static void make_room(void)
+{
+    LOG_INFO("SIGUSR1: making room for the next process");
+    _exit(EXIT_AGAIN);
+}
+
 /* Signals are blocked in every thread and taken here. Returns the signal that asks for the end. */
 static int wait_for_end(struct gateway *gw, const sigset_t *signals)
 {
@@ -41,7 +49,9 @@ static int wait_for_end(struct gateway *gw, const sigset_t *signals)
             reload(gw);
         else if (sig == SIGUSR2)
             trace_dump(STDERR_FILENO, TRACE_EVENTS);
-        else if (sig == SIGTERM || sig == SIGINT || sig == SIGUSR1)
+        else if (sig == SIGUSR1)
+            make_room();
+        else if (sig == SIGTERM || sig == SIGINT)
             return sig;
     }
 }
@@ -77,6 +87,8 @@ static enum status serve(struct gateway *gw, const sigset_t *signals, struct err
         return s;
     if ((s = rpc_loop_create(&loop, err)) != STATUS_OK)
         goto destroy_auth;
+    if ((s = rpc_loop_beat(loop, (int)gw->config->heartbeat_ms)) != STATUS_OK)
+        goto destroy_loop;
     if ((s = backend_create(loop, gw->config, &gw->backend, err)) != STATUS_OK)
         goto destroy_loop;
     if ((s = server_create(gw, gw->config->http, &gw->server, err)) != STATUS_OK)
@@ -84,6 +96,7 @@ static enum status serve(struct gateway *gw, const sigset_t *signals, struct err
     LOG_INFO("listening on http://%s, coordinator %s", server_address(gw->server), gw->config->coordinator);
     wait_for_end(gw, signals);
     drain(gw, signals);
+    beat_ending();
     error_param(&why, STATUS_DRAINING, NULL, "draining", "the service ended before the answer did");
     server_destroy(gw->server, &why);
     wait_for_exchanges(gw);
