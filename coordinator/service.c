@@ -456,6 +456,8 @@ enum status service_create(const struct service_options *o, struct service **out
     enum status st = resume_key_init(&s->resume, o->secret, o->model->hash, err);
     if (st == STATUS_OK)
         st = rpc_loop_create(&s->loop, err);
+    if (st == STATUS_OK)
+        st = rpc_loop_beat(s->loop, (int)o->config->heartbeat_ms);
     if (!o->secret[0])
         LOG_INFO("no secret (--token-file): answers do not outlive this process");
     if (st == STATUS_OK)
