@@ -56,7 +56,7 @@ static enum status bench_open(const struct calibrate_options *o, struct bench *b
         b->blocks[i] = i % n_blocks;
     for (size_t i = 0; i < (size_t)o->max_rows * n_embd; i++)
         b->in[i] = rand_unit(1, i) - 0.5f;
-    return kv_pool_open(&o->kv, n_blocks, -1, &b->pool, err);
+    return kv_pool_open(&(struct kv_options){.meaning.shape = o->kv, .n_blocks = n_blocks, .fd = -1}, &b->pool, err);
 }
 
 enum tick_kind { TICK_PROMPT, TICK_DECODE };

@@ -12,6 +12,7 @@
 #define SLUICE_STAGE_CALIBRATE_H
 
 #include "stage/forward.h"
+#include "stage/kv.h"
 
 struct calibrate_options {
     struct forward *forward;

@@ -41,8 +41,11 @@ struct tick {
     float *out;                           /* [n_rows][width], NULL on the last stage */
 };
 
+struct kv_pool; /* stage/kv.h */
+
 struct compute {
     const struct compute_table *table;
+    struct kv_pool *pool;                 /* after load: where its KV lies */
     atomic_uint_fast64_t progress;        /* grows with every layer done: the "layer counter" of heartbeats */
 };
 

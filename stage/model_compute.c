@@ -1,10 +1,12 @@
 #include "stage/model_compute.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/check.h"
 #include "stage/calibrate.h"
+#include "stage/kv.h"
 #include "stage/memory.h"
 
 #define LOG_MODULE "model"
@@ -52,6 +54,7 @@ static void unload(struct model_compute *m)
 {
     forward_destroy(m->forward);
     m->forward = NULL;
+    m->base.pool = NULL;
     kv_pool_close(&m->pool);
     weights_free(&m->weights);
     m->loaded = 0;
@@ -81,14 +84,24 @@ struct memory_plan {
     uint32_t n_blocks;
 };
 
-static struct kv_shape kv_shape(const struct model_compute *m, const struct msg_assign *a)
+static struct kv_meaning kv_meaning(const struct model_compute *m, const struct msg_assign *a)
 {
-    return (struct kv_shape){.n_layers = a->end_layer - a->first_layer, .n_kv_heads = m->model.hp.n_kv_heads,
-                             .head_dim = m->model.hp.head_dim, .block_positions = a->kv_block};
+    struct kv_meaning k;
+    memset(&k, 0, sizeof k);
+    memcpy(k.model_hash, m->model.hash, sizeof k.model_hash);
+    snprintf(k.kv_type, sizeof k.kv_type, "f16");
+    snprintf(k.profile, sizeof k.profile, "%s", ops_numerics_profile());
+    k.first_layer = a->first_layer;
+    k.end_layer = a->end_layer;
+    k.shape = (struct kv_shape){.n_layers = a->end_layer - a->first_layer, .n_kv_heads = m->model.hp.n_kv_heads,
+                                .head_dim = m->model.hp.head_dim, .block_positions = a->kv_block};
+    return k;
 }
 
-/* n_blocks as asked for, or what kv_bytes hold, or room for every slot's context in at most half of what is free. */
-static enum status choose_blocks(const struct msg_assign *a, uint64_t block_bytes, struct memory_plan *p, struct error *err)
+/* n_blocks as asked for, or what kv_bytes hold, or room for every slot's context in at most half of what is free: the same as
+ * before where a pool is kept, since what is free has changed by its own size. */
+static enum status choose_blocks(const struct msg_assign *a, uint64_t block_bytes, uint64_t kept, struct memory_plan *p,
+                                 struct error *err)
 {
     uint64_t per_slot = ((uint64_t)a->context + a->kv_block - 1) / a->kv_block, n = a->n_blocks;
     if (n == 0 && a->kv_bytes)
@@ -96,7 +109,7 @@ static enum status choose_blocks(const struct msg_assign *a, uint64_t block_byte
     else if (n == 0) {
         uint64_t half = p->free / 2 / block_bytes;
         n = a->slots * per_slot;
-        n = n < half ? n : half;
+        n = kept >= per_slot && kept <= n ? kept : n < half ? n : half;
         if (n < per_slot)
             return error_set(err, STATUS_OUT_OF_MEMORY,
                              "one context of %u positions needs %s of KV, half of %s: fewer slots, a shorter context or one "
@@ -114,10 +127,10 @@ static enum status choose_blocks(const struct msg_assign *a, uint64_t block_byte
 static enum status plan_memory(struct model_compute *m, const struct msg_assign *a, struct memory_plan *p, struct error *err)
 {
     const struct forward_options fo = {.weights = &m->weights, .team = m->team, .max_rows = a->max_rows};
-    struct kv_shape shape = kv_shape(m, a);
+    const struct kv_meaning k = kv_meaning(m, a);
     *p = (struct memory_plan){.free = m->memory_bytes ? m->memory_bytes : memory_available("") / m->host_stages,
                               .weights = m->weights.memory_bytes, .buffers = forward_bytes(&fo)};
-    TRY(choose_blocks(a, kv_block_bytes(&shape), p, err));
+    TRY(choose_blocks(a, kv_block_bytes(&k.shape), kv_pool_kept_blocks(m->kv_fd, &k), p, err));
     uint64_t held = kv_fd_resident(m->kv_fd), needs = p->weights + p->buffers + SLACK_BYTES + p->kv;
     needs -= held < p->kv ? held : p->kv;
     if (p->free && needs > p->free)
@@ -125,6 +138,50 @@ static enum status plan_memory(struct model_compute *m, const struct msg_assign 
                          "needs %s of %s: fewer slots, a shorter context or one more stage (weights %s, KV %s, buffers %s)",
                          memory_print(needs).text, memory_print(p->free).text, memory_print(p->weights).text,
                          memory_print(p->kv).text, memory_print(p->buffers).text);
+    return STATUS_OK;
+}
+
+/* Fills m->costs: as an earlier process measured them where it left its pool, else by warm ticks. */
+static enum status find_costs(struct model_compute *m, const struct msg_assign *a, struct kv_costs *c, struct error *err)
+{
+    const struct kv_meaning k = kv_meaning(m, a);
+    const struct calibrate_options co = {.forward = m->forward, .weights = &m->weights, .kv = k.shape,
+                                         .max_rows = a->max_rows, .slots = a->slots, .context = a->context};
+    memset(c, 0, sizeof *c);
+    c->max_rows = a->max_rows;
+    c->slots = a->slots;
+    c->context = a->context;
+    c->n_threads = (uint32_t)m->n_threads;
+    c->has_embedding = m->weights.has_embedding != 0;
+    c->has_head = m->weights.has_head != 0;
+    snprintf(c->backend, sizeof c->backend, "%s", m->ops->name);
+    if (m->pool.data && kv_pool_costs(&m->pool, c)) {
+        const struct msg_loaded now = m->costs;
+        m->costs = c->measured;
+        m->costs.n_blocks = now.n_blocks;
+        m->costs.weight_bytes = now.weight_bytes;
+        m->costs.kv_bytes = now.kv_bytes;
+        return STATUS_OK;
+    }
+    TRY(calibrate_run(&co, &m->base.progress, &m->costs, err));
+    c->measured = m->costs;
+    return STATUS_OK;
+}
+
+/* The pool and what ticks cost. A new pool is taken after the warm ticks, which need memory for a while. */
+static enum status open_pool(struct model_compute *m, const struct msg_assign *a, uint32_t n_blocks, struct error *err)
+{
+    const struct kv_options ko = {.meaning = kv_meaning(m, a), .n_blocks = n_blocks, .fd = m->kv_fd};
+    const int kept = kv_pool_kept_blocks(m->kv_fd, &ko.meaning) == n_blocks;
+    struct kv_costs costs;
+    if (kept)
+        TRY(kv_pool_open(&ko, &m->pool, err));
+    if (!m->skip_calibration)
+        TRY(find_costs(m, a, &costs, err));
+    if (!kept)
+        TRY(kv_pool_open(&ko, &m->pool, err));
+    if (!m->skip_calibration)
+        kv_pool_keep_costs(&m->pool, &costs);
     return STATUS_OK;
 }
 
@@ -138,12 +195,9 @@ static enum status take_all(struct model_compute *m, const struct msg_assign *a,
     const struct forward_options fo = {.weights = &m->weights, .team = m->team, .max_rows = a->max_rows};
     TRY(forward_create(&fo, &m->forward, err));
     m->costs = (struct msg_loaded){.n_blocks = plan.n_blocks, .weight_bytes = plan.weights, .kv_bytes = plan.kv};
-    const struct calibrate_options co = {.forward = m->forward, .weights = &m->weights, .kv = kv_shape(m, a),
-                                         .max_rows = a->max_rows, .slots = a->slots, .context = a->context};
-    if (!m->skip_calibration)
-        TRY(calibrate_run(&co, &m->base.progress, &m->costs, err));
-    TRY(kv_pool_open(&co.kv, plan.n_blocks, m->kv_fd, &m->pool, err));
+    TRY(open_pool(m, a, plan.n_blocks, err));
     forward_set_pool(m->forward, &m->pool);
+    m->base.pool = &m->pool;
     LOG_INFO("KV pool: %u blocks of %u positions, %s", plan.n_blocks, a->kv_block, memory_print(plan.kv).text);
     return STATUS_OK;
 }

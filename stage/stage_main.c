@@ -85,6 +85,7 @@ static enum status fill_setup(struct stage_program *p, struct error *err)
     s->kv_fd = config_inherited_fd("KV");
     const uint32_t stages = inherited_number("HOST_STAGES");
     s->host_stages = stages ? stages : 1;
+    s->life = inherited_number("INCARNATION");
     TRY(read_cores(s, err));
     TRY(config_list_value(p->config.threads, p->config.stage < 0 ? 0 : (int)p->config.stage, &threads, err));
     s->n_threads = threads > 0 ? (int)threads : s->n_cores ? s->n_cores : usable_cores();

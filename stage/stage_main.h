@@ -22,6 +22,7 @@ struct stage_setup {
     int cores[STAGE_MAX_CORES];
     int kv_fd;                   /* of the launcher, or -1 */
     uint32_t host_stages;        /* stages on this host, 1 when nobody said */
+    uint32_t life;               /* how often the launcher has started this stage before */
 };
 
 /* May be called again, from the compute thread, when another assignment replaces the first. */

@@ -10,6 +10,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/trace.h"
+#include "stage/kv.h"
 #include "stage/worker_impl.h"
 
 static const char *const state_names[WORKER_N_STATES] = {"empty", "loaded", "joined", "ready"};
@@ -112,8 +113,14 @@ static void take_epoch(struct worker *w, const struct msg_epoch *e)
     w->tick = 0;
     w->facts.highest_epoch = e->epoch;
     pthread_mutex_unlock(&w->lock);
+    const struct kv_mark mark = kv_pool_watermark(w->compute->pool);
     const struct from_stage m = {.kind = FROM_STAGE_ACK,
-                                 .ack = {.session = e->session, .epoch = e->epoch, .kv_id = w->kv_id}};
+                                 .ack = {.session = e->session,
+                                         .epoch = e->epoch,
+                                         .kv_id = kv_pool_id(w->compute->pool),
+                                         .kv_session = mark.session,
+                                         .kv_epoch = mark.epoch,
+                                         .kv_tick = mark.tick}};
     if (!worker__superseded(w))
         worker__send(w, &m);
 }

@@ -58,7 +58,6 @@ struct worker {
     enum worker_state state;
     struct msg_assign assign;
     struct msg_loaded loaded;
-    uint64_t kv_id;              /* of the loaded pool */
     struct msg_epoch epoch;
     uint64_t epoch_generation;   /* of the epoch we are in */
     uint64_t assign_detached;    /* n_detached when the assignment was taken up */

@@ -2,7 +2,6 @@
 #define LOG_MODULE "worker"
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "common/base/check.h"
 #include "common/base/log.h"
@@ -138,14 +137,11 @@ static enum status load(struct worker *w, struct error *err)
     }
     w->loaded = (struct msg_loaded){0};
     TRY(c->table->load(c, &w->assign, &w->loaded, err));
+    CHECK(c->pool);
     w->width = c->table->width(c);
     if (w->loaded.n_blocks == 0 || w->width == 0)
         return error_set(err, STATUS_OUT_OF_MEMORY, "%u blocks of KV in a pool of %llu bytes", w->loaded.n_blocks,
                          (unsigned long long)w->loaded.kv_bytes);
-    do {
-        if (getrandom(&w->kv_id, sizeof w->kv_id, 0) != sizeof w->kv_id)
-            return error_set(err, STATUS_IO, "no random numbers for the name of a KV pool");
-    } while (!w->kv_id);
     if (allocate(w) != STATUS_OK)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for ticks of %u rows", w->assign.max_rows);
     return STATUS_OK;

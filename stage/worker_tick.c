@@ -7,6 +7,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/trace.h"
+#include "stage/kv.h"
 #include "stage/worker_impl.h"
 
 /* What one tick is made of while it runs. */
@@ -295,13 +296,14 @@ static void note_samples(struct tick_work *t)
     w->result->n_runs = t->plan->n_runs;
 }
 
+/* The watermark moves before anything is sent: whatever was retired is in the pool. */
 static enum status compute(struct tick_work *t, struct error *err)
 {
     struct worker *w = t->w;
-    if (t->tick.n_rows == 0)
-        return STATUS_OK;
-    enum status s = w->compute->table->run(w->compute, &t->tick, err);
-    if (s != STATUS_OK) {
+    enum status s = t->tick.n_rows ? w->compute->table->run(w->compute, &t->tick, err) : STATUS_OK;
+    if (s == STATUS_OK) {
+        kv_pool_mark(w->compute->pool, &(struct kv_mark){w->epoch.session, w->epoch.epoch, t->plan->tick});
+    } else {
         err->status = s;
         if (!err->message[0])
             error_set(err, s, "%s", status_text(s));

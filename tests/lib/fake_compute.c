@@ -10,9 +10,10 @@
 #include "common/base/clock.h"
 #include "common/base/rand.h"
 #include "common/model/hparams.h"
+#include "stage/kv.h"
 #include "tests/lib/fake_script.h"
 
-enum { HASH_FLOATS = 4, N_ANSWERS = 1024 };
+enum { HASH_FLOATS = 4, N_ANSWERS = 1024, SLOW_STEP_MS = 50 };
 
 /* Where a scripted answer of a sequence began. */
 struct answer {
@@ -27,8 +28,7 @@ struct fake {
     uint32_t n_vocab, model_layers;
     uint8_t model_hash[32];
     struct msg_assign assign;
-    uint32_t n_blocks;
-    uint64_t *kv;       /* [n_blocks][kv_block][layers of this stage] */
+    struct kv_pool pool; /* 8 bytes a layer and position: [n_blocks][layers of this stage][kv_block] */
     uint64_t n_ticks;
     struct answer answers[N_ANSWERS];
 };
@@ -103,6 +103,17 @@ static void sleep_until(int64_t when_ns)
         ;
 }
 
+/* As a fault would: the default action, whatever handler the program has set. */
+static void die_by(int signal_number)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, signal_number);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    signal(signal_number, SIG_DFL);
+    kill(getpid(), signal_number);
+}
+
 /* A sequence with one row in a tick decodes; more rows are a piece of a prompt. */
 static int64_t cost_us(const struct fake *f, const struct tick *t)
 {
@@ -113,6 +124,25 @@ static int64_t cost_us(const struct fake *f, const struct tick *t)
         us += n == 1 ? f->script.row_us : (int64_t)n * f->script.token_us;
     }
     return us;
+}
+
+/* Like a tick whose weights come from a slow disk: late, but layer after layer is done. */
+static void sleep_in_steps(struct fake *f, int64_t ms)
+{
+    const int64_t end_ns = clock_now_ns() + ms * NS_PER_MS;
+    for (int64_t next_ns = clock_now_ns(); next_ns < end_ns;) {
+        next_ns += SLOW_STEP_MS * NS_PER_MS;
+        sleep_until(next_ns < end_ns ? next_ns : end_ns);
+        atomic_fetch_add(&f->base.progress, 1);
+    }
+}
+
+/* A prompt that kills whoever computes it. */
+static void die_of_poison(const struct fake *f, const struct tick *t)
+{
+    for (uint32_t i = 0; f->script.poison_signal && i < t->n_rows; i++)
+        if (t->rows[i].id == f->script.poison_id)
+            die_by(f->script.poison_signal);
 }
 
 static enum status misbehave(struct fake *f, int *bad_logits, struct error *err)
@@ -130,11 +160,14 @@ static enum status misbehave(struct fake *f, int *bad_logits, struct error *err)
         case FAKE_SLEEP:
             sleep_until(clock_now_ns() + e->value * NS_PER_MS);
             break;
+        case FAKE_SLOW:
+            sleep_in_steps(f, e->value);
+            break;
         case FAKE_BAD_LOGITS:
             *bad_logits = 1;
             break;
         case FAKE_CRASH:
-            kill(getpid(), (int)e->value);
+            die_by((int)e->value);
             break;
         }
     }
@@ -174,18 +207,18 @@ static uint32_t n_layers(const struct fake *f)
     return f->assign.end_layer - f->assign.first_layer;
 }
 
-static uint64_t *cell(struct fake *f, const struct tick_row *row, uint32_t position)
+static uint64_t *cell(struct fake *f, const struct tick_row *row, uint32_t position, uint32_t l)
 {
-    uint32_t block = row->blocks[position / f->assign.kv_block];
-    return f->kv + ((uint64_t)block * f->assign.kv_block + position % f->assign.kv_block) * n_layers(f);
+    const uint64_t block = row->blocks[position / f->assign.kv_block];
+    return (uint64_t *)(void *)f->pool.data + (block * n_layers(f) + l) * f->assign.kv_block + position % f->assign.kv_block;
 }
 
 static uint64_t run_row(struct fake *f, const struct tick_row *row, uint64_t input)
 {
-    uint64_t *mine = cell(f, row, row->position), *before = row->position ? cell(f, row, row->position - 1) : NULL;
     for (uint32_t l = 0; l < n_layers(f); l++) {
         uint32_t layer = f->assign.first_layer + l;
-        mine[l] = input = layer_hash(before ? before[l] : chain_start(layer), input, layer, row->position);
+        uint64_t before = row->position ? *cell(f, row, row->position - 1, l) : chain_start(layer);
+        *cell(f, row, row->position, l) = input = layer_hash(before, input, layer, row->position);
     }
     return input;
 }
@@ -197,9 +230,8 @@ static enum status fake_run(struct compute *c, struct tick *t, struct error *err
     const uint32_t width = f->script.width;
     int bad_logits = 0;
     f->n_ticks++;
-    enum status s = misbehave(f, &bad_logits, err);
-    if (s != STATUS_OK)
-        return s;
+    TRY(misbehave(f, &bad_logits, err));
+    die_of_poison(f, t);
     uint32_t sample = 0;
     for (uint32_t i = 0; i < t->n_rows; i++) {
         const struct tick_row *row = &t->rows[i];
@@ -233,28 +265,59 @@ static void fill_costs(const struct fake *f, struct msg_loaded *out)
     }
 }
 
+static struct kv_meaning meaning(const struct fake *f)
+{
+    struct kv_meaning k;
+    memset(&k, 0, sizeof k);
+    memcpy(k.model_hash, f->model_hash, sizeof k.model_hash);
+    memcpy(k.kv_type, f->assign.kv_type, sizeof k.kv_type);
+    snprintf(k.profile, sizeof k.profile, "fake");
+    k.first_layer = f->assign.first_layer;
+    k.end_layer = f->assign.end_layer;
+    k.shape = (struct kv_shape){.n_layers = n_layers(f) ? n_layers(f) : 1, .n_kv_heads = 1, .head_dim = 2,
+                                .block_positions = f->assign.kv_block};
+    return k;
+}
+
+/* A stage that was started as any one has the script of the one that it is now. */
+static enum status follow_assignment(struct fake *f, const struct msg_assign *a, struct error *err)
+{
+    if (a->stage == f->options.stage)
+        return STATUS_OK;
+    struct fake_script s;
+    TRY(fake_script_read(f->options.script_path, a->stage, f->options.life, &s, err));
+    fake_script_free(&f->script);
+    f->script = s;
+    f->options.stage = a->stage;
+    return STATUS_OK;
+}
+
 static enum status fake_load(struct compute *c, const struct msg_assign *a, struct msg_loaded *out, struct error *err)
 {
     struct fake *f = (struct fake *)c;
     if (f->model_layers && a->end_layer > f->model_layers)
         return error_set(err, STATUS_PROTOCOL, "layers %u..%u, the model has %u", a->first_layer, a->end_layer,
                          f->model_layers);
+    TRY(follow_assignment(f, a, err));
     if (f->script.load_ms)
         sleep_until(clock_now_ns() + f->script.load_ms * NS_PER_MS);
     f->assign = *a;
-    const uint64_t layers = n_layers(f), block_bytes = (layers ? layers : 1) * a->kv_block * sizeof *f->kv;
+    struct kv_options o = {.meaning = meaning(f), .fd = f->options.kv_fd > 0 ? f->options.kv_fd : -1, .lazy = 1};
+    const uint64_t block_bytes = kv_block_bytes(&o.meaning.shape);
     uint64_t n = a->n_blocks;
     if (!n && a->kv_bytes)
         n = a->kv_bytes / block_bytes;
     if (!n)
         n = (uint64_t)a->slots * ((a->context + a->kv_block - 1) / a->kv_block);
-    free(f->kv);
-    f->kv = n * block_bytes <= 1ull << 32 ? calloc(1, n * block_bytes) : NULL;
-    if (!f->kv)
+    c->pool = NULL;
+    kv_pool_close(&f->pool);
+    if (n == 0 || n * block_bytes > 1ull << 32)
         return error_set(err, STATUS_OUT_OF_MEMORY, "%llu blocks of %llu bytes", (unsigned long long)n,
                          (unsigned long long)block_bytes);
-    f->n_blocks = (uint32_t)n;
-    *out = (struct msg_loaded){.n_blocks = f->n_blocks, .kv_bytes = n * block_bytes};
+    o.n_blocks = (uint32_t)n;
+    TRY(kv_pool_open(&o, &f->pool, err));
+    c->pool = &f->pool;
+    *out = (struct msg_loaded){.n_blocks = o.n_blocks, .kv_bytes = n * block_bytes};
     fill_costs(f, out);
     return STATUS_OK;
 }
@@ -277,7 +340,7 @@ static void fake_destroy(struct compute *c)
 {
     struct fake *f = (struct fake *)c;
     fake_script_free(&f->script);
-    free(f->kv);
+    kv_pool_close(&f->pool);
     free(f);
 }
 
@@ -302,13 +365,15 @@ enum status fake_compute_create(const struct fake_options *o, struct compute **o
     f->base.table = &fake_table;
     f->options = *o;
     f->n_vocab = FAKE_VOCAB;
-    enum status s = fake_script_read(o->script_path, o->stage, &f->script, err);
+    enum status s = fake_script_read(o->script_path, o->stage, o->life, &f->script, err);
     if (s == STATUS_OK && o->model_path)
         s = read_model(f, o->model_path, err);
     if (s != STATUS_OK) {
         fake_destroy(&f->base);
         return s;
     }
+    if (f->script.start_ms)
+        sleep_until(clock_now_ns() + f->script.start_ms * NS_PER_MS);
     *out = &f->base;
     return STATUS_OK;
 }

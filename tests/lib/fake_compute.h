@@ -1,6 +1,6 @@
 /* tests/lib/fake_compute.h - a stage's compute without a model: hash chains instead of attention.
  *
- * Purpose    Every layer keeps, for every position, a hash in its KV block; it is made from the hash of the position before as
+ * Purpose    Every layer keeps, for every position, a hash in its KV block (stage/kv.h); it is made from the hash of the position before as
  *            read back from its block, from what the layer below gave (layer 0: the row's id), and from the position. The
  *            residual carries the top hash to the next stage, the next token follows from it on the last one. So a wrong row,
  *            block, position or byte on a link changes the text. A script (fake_script.h) dictates costs, tokens and faults.
@@ -20,7 +20,9 @@ enum { FAKE_END = 2, FAKE_FIRST_BYTE = 3, FAKE_VOCAB = 259 };
 struct fake_options {
     const char *model_path; /* NULL: none; hash 0, 0 layers in HELLO, FAKE_VOCAB ids */
     const char *script_path;
-    uint32_t stage;         /* whose lines of the script hold */
+    uint32_t stage;         /* whose lines of the script hold until an assignment says another */
+    uint32_t life;          /* how often this stage was started before */
+    int kv_fd;              /* descriptor of the KV pool; 0 (nobody's) or -1: an own memfd */
 };
 
 enum status fake_compute_create(const struct fake_options *o, struct compute **out, struct error *err);

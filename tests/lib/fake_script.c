@@ -10,6 +10,11 @@
 #include "common/base/check.h"
 #include "tests/lib/fake_compute.h"
 
+/* Who reads. */
+struct reader {
+    uint32_t stage, life;
+};
+
 void fake_script_defaults(struct fake_script *s)
 {
     *s = (struct fake_script){.width = 16};
@@ -111,6 +116,24 @@ static int ids_answer(struct fake_script *s, char *rest)
     return s->n_answer > 0;
 }
 
+/* Leaves *out where the line has ended. */
+static int optional_signal(char *rest, int64_t *out)
+{
+    while (isspace((unsigned char)*rest))
+        rest++;
+    return !*rest || number(&rest, 1, 64, out);
+}
+
+static int poison(struct fake_script *s, char *rest)
+{
+    int64_t id, signal_number = SIGSEGV;
+    if (!number(&rest, 0, INT32_MAX, &id) || !optional_signal(rest, &signal_number))
+        return 0;
+    s->poison_id = (uint32_t)id;
+    s->poison_signal = (int)signal_number;
+    return 1;
+}
+
 static int event(struct fake_script *s, enum fake_event_kind kind, char *rest)
 {
     int64_t tick, value = 0;
@@ -119,14 +142,12 @@ static int event(struct fake_script *s, enum fake_event_kind kind, char *rest)
     if (kind == FAKE_FAIL || kind == FAKE_FAIL_FROM) {
         if (!status_by_name(word(&rest), &value) || value == 0)
             return 0;
-    } else if (kind == FAKE_SLEEP) {
+    } else if (kind == FAKE_SLEEP || kind == FAKE_SLOW) {
         if (!number(&rest, 0, 3600000, &value))
             return 0;
     } else if (kind == FAKE_CRASH) {
         value = SIGKILL;
-        while (isspace((unsigned char)*rest))
-            rest++;
-        if (*rest && !number(&rest, 1, 64, &value))
+        if (!optional_signal(rest, &value))
             return 0;
     }
     s->events[s->n_events++] = (struct fake_event){.kind = kind, .tick = (uint64_t)tick, .value = value};
@@ -142,6 +163,7 @@ static int setting(struct fake_script *s, const char *name, char *rest)
     } numbers[] = {
         {"tick_us", &s->tick_us, 0, 60000000}, {"row_us", &s->row_us, 0, 60000000}, {"token_us", &s->token_us, 0, 60000000},
         {"load_ms", &s->load_ms, 0, 3600000},  {"width", &s->width, 4, 65536},      {"end_after", &s->end_after, 0, INT32_MAX},
+        {"start_ms", &s->start_ms, 0, 3600000},
     };
     for (unsigned i = 0; i < ARRAY_LEN(numbers); i++)
         if (strcmp(name, numbers[i].name) == 0) {
@@ -157,11 +179,14 @@ static int setting(struct fake_script *s, const char *name, char *rest)
     } events[] = {{"fail_tick", FAKE_FAIL},
                   {"fail_from", FAKE_FAIL_FROM},
                   {"sleep_tick", FAKE_SLEEP},
+                  {"slow_tick", FAKE_SLOW},
                   {"bad_logits_tick", FAKE_BAD_LOGITS},
                   {"crash_tick", FAKE_CRASH}};
     for (unsigned i = 0; i < ARRAY_LEN(events); i++)
         if (strcmp(name, events[i].name) == 0)
             return event(s, events[i].kind, rest);
+    if (strcmp(name, "poison") == 0)
+        return poison(s, rest);
     if (strcmp(name, "text") == 0)
         return text_answer(s, rest);
     if (strcmp(name, "ids") == 0)
@@ -174,25 +199,33 @@ static int setting(struct fake_script *s, const char *name, char *rest)
     return 0;
 }
 
-static enum status read_line(struct fake_script *s, char *line, uint32_t stage, const char *path, int n, struct error *err)
+/* Takes `stage I` or `life N` off a line; *mine: whether what follows is for the one that it says. */
+static int condition(char **name, char **rest, const char *word_of_it, uint32_t own, int *mine)
+{
+    int64_t which;
+    if (strcmp(*name, word_of_it) != 0)
+        return 1;
+    if (!number(rest, 0, INT32_MAX, &which))
+        return 0;
+    *mine &= which == own;
+    *name = word(rest);
+    return 1;
+}
+
+static enum status read_line(struct fake_script *s, char *line, const struct reader *r, const char *path, int n, struct error *err)
 {
     line[strcspn(line, "\r\n")] = 0;
     char *rest = line, *name = word(&rest);
     int mine = 1, ok = 1;
     if (!*name || *name == '#')
         return STATUS_OK;
-    if (strcmp(name, "stage") == 0) {
-        int64_t which;
-        ok = number(&rest, 0, 63, &which);
-        mine = ok && which == stage;
-        name = word(&rest);
-    }
+    ok = condition(&name, &rest, "stage", r->stage, &mine) && condition(&name, &rest, "life", r->life, &mine);
     if (ok && (!mine || setting(s, name, rest)))
         return STATUS_OK;
     return error_set(err, STATUS_CONFIG, "--script %.200s:%d: '%.40s' is no line of a script (tests/lib/README.md)", path, n, name);
 }
 
-static enum status read_file(struct fake_script *s, const char *path, uint32_t stage, struct error *err)
+static enum status read_file(struct fake_script *s, const char *path, const struct reader *r, struct error *err)
 {
     FILE *f = fopen(path, "r");
     if (!f)
@@ -201,14 +234,15 @@ static enum status read_file(struct fake_script *s, const char *path, uint32_t s
     size_t size = 0;
     enum status result = STATUS_OK;
     for (int n = 1; result == STATUS_OK && getline(&line, &size, f) >= 0; n++)
-        result = read_line(s, line, stage, path, n, err);
+        result = read_line(s, line, r, path, n, err);
     free(line);
     fclose(f);
     return result;
 }
 
-enum status fake_script_read(const char *paths, uint32_t stage, struct fake_script *out, struct error *err)
+enum status fake_script_read(const char *paths, uint32_t stage, uint32_t life, struct fake_script *out, struct error *err)
 {
+    const struct reader r = {stage, life};
     struct fake_script s;
     fake_script_defaults(&s);
     enum status result = STATUS_OK;
@@ -216,7 +250,7 @@ enum status fake_script_read(const char *paths, uint32_t stage, struct fake_scri
         char path[4096];
         size_t n = strcspn(p, ",");
         snprintf(path, sizeof path, "%.*s", (int)n, p);
-        result = n < sizeof path ? read_file(&s, path, stage, err) : error_set(err, STATUS_CONFIG, "--script: a path is too long");
+        result = n < sizeof path ? read_file(&s, path, &r, err) : error_set(err, STATUS_CONFIG, "--script: a path is too long");
         p += n + (p[n] == ',');
     }
     if (result == STATUS_OK)

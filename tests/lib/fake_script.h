@@ -12,7 +12,7 @@
 
 #include "common/base/error.h"
 
-enum fake_event_kind { FAKE_FAIL = 1, FAKE_FAIL_FROM, FAKE_SLEEP, FAKE_BAD_LOGITS, FAKE_CRASH };
+enum fake_event_kind { FAKE_FAIL = 1, FAKE_FAIL_FROM, FAKE_SLEEP, FAKE_SLOW, FAKE_BAD_LOGITS, FAKE_CRASH };
 
 enum { FAKE_MAX_EVENTS = 64, FAKE_MAX_ANSWER = 1 << 16 };
 
@@ -23,7 +23,9 @@ struct fake_event {
 };
 
 struct fake_script {
-    uint32_t tick_us, row_us, token_us, load_ms;
+    uint32_t tick_us, row_us, token_us, load_ms, start_ms;
+    uint32_t poison_id;
+    int poison_signal;   /* 0: nothing is poison */
     uint32_t width;      /* floats of a row on the link */
     uint32_t end_after;  /* 0: never */
     int repeat;          /* the answer starts again instead of ending */
@@ -35,8 +37,8 @@ struct fake_script {
 
 void fake_script_defaults(struct fake_script *s);
 /* paths: files, separated by commas, a later one wins; NULL: the defaults. Lines that begin with `stage I` hold for that
- * stage only. */
-enum status fake_script_read(const char *paths, uint32_t stage, struct fake_script *out, struct error *err);
+ * stage only, with `life N` for its Nth process only (0: the first). */
+enum status fake_script_read(const char *paths, uint32_t stage, uint32_t life, struct fake_script *out, struct error *err);
 void fake_script_free(struct fake_script *s);
 
 #endif

@@ -5,7 +5,7 @@
 static enum status create(const struct stage_setup *s, struct compute **out, struct error *err)
 {
     const struct fake_options o = {
-        .model_path = s->config->model, .script_path = s->config->script, .stage = s->stage};
+        .model_path = s->config->model, .script_path = s->config->script, .stage = s->stage, .life = s->life, .kv_fd = s->kv_fd};
     return fake_compute_create(&o, out, err);
 }
 
