@@ -8,19 +8,25 @@
  * Invariants 1. Plans go out in RUNNING only, at most `window` unretired; every stage gets every plan, in tick order.
  *            2. The epoch number grows with every raise and is above every number that a stage ever reported.
  *            3. Whatever carries another session or epoch changes nothing but a counter.
- *            4. RUNNING means: every stage is READY in this epoch.
+ *            4. RUNNING means: every stage is READY in this epoch, and a tick has passed all of them.
+ *            5. Only who is to blame is told to end: stuck in a tick, or late at several epoch steps. One that is only silent
+ *               may wake, and is used again; a link that breaks costs an epoch, no process.
  * Errors     PIPELINE (not RUNNING), FULL (window).
  *
- *            all LOADED, back-off over       all ACK                 all READY
- *   WAITING -----------------------> RAISING --------> LINKING ------------------> RUNNING
- *      ^        EPOCH to all            |     LINKS to all |     event READY           |
- *      |                                |                  |                           |
- *      +------ a stage lost, FAILED, refused, a deadline, a failed result -------------+  event LOST when it was RUNNING
+ *            all LOADED, back-off over       all ACK           all READY          its result
+ *   WAITING -----------------------> RAISING -------> LINKING ---------> WARMING ----------> RUNNING
+ *      ^        EPOCH to all            |   LINKS to all | empty tick to all |  event READY     |
+ *      |                                |                |                   |                  |
+ *      +---- a stage lost or silent, FAILED, refused, a deadline, a failed result --------------+  event LOST when it was RUNNING
  *
  *   WAITING   some stage is missing or loads, or the back-off after a failed attempt runs (none after the first)
- *   RAISING   EPOCH is out; stages abort links and forget sequences
- *   LINKING   LINKS is out; stages connect and run warm ticks
- *   RUNNING   ticks flow
+ *   RAISING   EPOCH is out; stages abort links and forget sequences           } each has a deadline (the table in
+ *   LINKING   LINKS is out; stages connect                                    } pipeline_machine.c)
+ *   WARMING   an empty tick with number 0 is on its way through every stage   }
+ *   RUNNING   ticks flow, from 1
+ *
+ * Spares     A process that says STAGE_ANY waits until a stage was missing for two seconds. One that asks for a stage by number
+ *            gets it as soon as nobody serves it, and is refused by name when whoever does is heard of again.
  */
 #ifndef SLUICE_COORDINATOR_PIPELINE_H
 #define SLUICE_COORDINATOR_PIPELINE_H
@@ -30,7 +36,7 @@
 
 #include "coordinator/stage_table.h"
 
-enum pipeline_state { PIPELINE_WAITING, PIPELINE_RAISING, PIPELINE_LINKING, PIPELINE_RUNNING, PIPELINE_N_STATES };
+enum pipeline_state { PIPELINE_WAITING, PIPELINE_RAISING, PIPELINE_LINKING, PIPELINE_WARMING, PIPELINE_RUNNING, PIPELINE_N_STATES };
 
 struct pipeline_options {
     const struct config *config;

@@ -6,5 +6,5 @@ sluice_library(sluice_planner
   SOURCES admission.c admission_clients.c admission_order.c admission_rate.c
     slots.c cost_model.c scheduler.c
     sched_plan.c sched_budget.c sched_rows.c sched_pieces.c sched_bank.c
-    stage_table.c pipeline.c pipeline_attach.c
+    stage_table.c pipeline.c pipeline_machine.c pipeline_attach.c pipeline_messages.c
   DEPS sluice_blocks sluice_wire sluice_base sluice_model)

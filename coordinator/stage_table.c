@@ -9,7 +9,7 @@
 enum { MORE_ATTACHMENTS = 8 }; /* beyond two per stage: strangers that have not said HELLO */
 
 struct stage_table {
-    uint32_t n_stages, n_places;
+    uint32_t n_stages, n_places, n_waiting;
     uint64_t next_id;
     struct stage_entry stage[MAX_STAGES];
     struct stage_attachment attachment[2 * MAX_STAGES + MORE_ATTACHMENTS];
@@ -17,10 +17,11 @@ struct stage_table {
 
 static const unsigned char may_move[STAGE_N_STATES][STAGE_N_STATES] = {
     [STAGE_ATTACHING] = {[STAGE_LOADING] = 1},
-    [STAGE_LOADING] = {[STAGE_LINKING] = 1, [STAGE_LOST] = 1},
-    [STAGE_LINKING] = {[STAGE_READY] = 1, [STAGE_LOST] = 1},
+    [STAGE_LOADING] = {[STAGE_LINKING] = 1, [STAGE_LOST] = 1, [STAGE_SILENT] = 1},
+    [STAGE_LINKING] = {[STAGE_READY] = 1, [STAGE_LOST] = 1, [STAGE_SILENT] = 1},
     [STAGE_READY] = {[STAGE_LINKING] = 1, [STAGE_LOST] = 1},
     [STAGE_LOST] = {[STAGE_LOADING] = 1},
+    [STAGE_SILENT] = {[STAGE_LOADING] = 1, [STAGE_LINKING] = 1, [STAGE_LOST] = 1},
 };
 
 /* The only place where a stage changes state. */
@@ -48,6 +49,12 @@ enum status stage_table_create(uint32_t n_stages, struct stage_table **out)
 void stage_table_destroy(struct stage_table *t)
 {
     free(t);
+}
+
+void stage_table_begin(struct stage_table *t, int64_t now_ns)
+{
+    for (uint32_t i = 0; i < t->n_stages; i++)
+        t->stage[i].gone_ns = now_ns;
 }
 
 const struct stage_entry *stage_table_at(const struct stage_table *t, uint32_t stage)
@@ -95,17 +102,21 @@ const struct stage_attachment *stage_table_next(const struct stage_table *t, uin
     return best;
 }
 
-int stage_table_detach(struct stage_table *t, uint64_t id)
+int stage_table_detach(struct stage_table *t, uint64_t id, int64_t now_ns)
 {
     struct stage_attachment *a = find(t, id);
     if (!a)
         return STAGE_NONE;
     int stage = a->stage;
+    t->n_waiting -= a->waits != 0;
     *a = (struct stage_attachment){0};
     if (stage != STAGE_NONE) {
+        struct stage_entry *e = &t->stage[stage];
+        if (e->state != STAGE_SILENT) /* that one is missing already */
+            e->gone_ns = now_ns;
         move(t, (uint32_t)stage, STAGE_LOST);
-        t->stage[stage].attachment = 0;
-        t->stage[stage].busy = 0;
+        e->attachment = 0;
+        e->busy = 0;
     }
     ASSERT(stage_table__check(t, &(const char *){0}));
     return stage;
@@ -113,26 +124,47 @@ int stage_table_detach(struct stage_table *t, uint64_t id)
 
 /* --- stages ------------------------------------------------------------------------------------------------------------------ */
 
-void stage_table_claim(struct stage_table *t, uint64_t id, const struct msg_hello *hello, int64_t now_ns)
+void stage_table_wait(struct stage_table *t, uint64_t id, const struct msg_hello *hello, int64_t now_ns)
 {
     struct stage_attachment *a = find(t, id);
-    CHECK(a && a->stage == STAGE_NONE && hello->stage < t->n_stages && t->stage[hello->stage].attachment == 0);
-    struct stage_entry *e = &t->stage[hello->stage];
+    CHECK(a && a->stage == STAGE_NONE && !a->waits);
+    a->waits = 1;
+    a->hello = *hello;
+    a->attached_ns = now_ns;
+    t->n_waiting++;
+}
+
+uint32_t stage_table_n_waiting(const struct stage_table *t)
+{
+    return t->n_waiting;
+}
+
+void stage_table_claim(struct stage_table *t, uint64_t id, uint32_t stage, const struct msg_hello *hello, int64_t now_ns)
+{
+    struct stage_attachment *a = find(t, id);
+    CHECK(a && a->stage == STAGE_NONE && stage < t->n_stages && t->stage[stage].attachment == 0);
+    struct stage_entry *e = &t->stage[stage];
     int is_new = e->hello.incarnation != hello->incarnation;
     uint32_t restarts = e->restarts + (e->hello.incarnation != 0 && is_new);
-    struct stale_counts before = is_new ? stage_table_stale(t, hello->stage) : e->stale_before;
+    struct stale_counts before = is_new ? stage_table_stale(t, stage) : e->stale_before;
     struct stale_counts stale = is_new ? (struct stale_counts){0} : e->stale;
     enum stage_state state = e->state;
-    *e = (struct stage_entry){.state = state, .attachment = id, .hello = *hello, .restarts = restarts, .assigned_ns = now_ns,
-                              .heard_ns = now_ns, .progress_ns = now_ns, .window.since_ns = now_ns, .stale = stale, .stale_before = before};
-    a->stage = (int)hello->stage;
-    move(t, hello->stage, STAGE_LOADING);
+    struct msg_hello kept = *hello; /* it may be the attachment's own */
+    t->n_waiting -= a->waits != 0;
+    a->waits = 0;
+    a->stage = (int)stage;
+    *e = (struct stage_entry){.state = state, .attachment = id, .hello = kept, .is_spare = kept.stage == STAGE_ANY,
+                              .restarts = restarts, .assigned_ns = now_ns, .heard_ns = now_ns, .progress_ns = now_ns,
+                              .window.since_ns = now_ns, .stale = stale, .stale_before = before};
+    e->hello.stage = stage;
+    move(t, stage, STAGE_LOADING);
     ASSERT(stage_table__check(t, &(const char *){0}));
 }
 
 void stage_table_loaded(struct stage_table *t, uint32_t stage, const struct msg_loaded *l)
 {
     t->stage[stage].loaded = *l;
+    t->stage[stage].is_loaded = 1;
     move(t, stage, STAGE_LINKING);
 }
 
@@ -148,13 +180,17 @@ void stage_table_ready(struct stage_table *t, uint32_t stage, uint64_t epoch)
     move(t, stage, STAGE_READY);
 }
 
-void stage_table_unlink(struct stage_table *t, int64_t now_ns)
+void stage_table_unlink(struct stage_table *t)
 {
-    for (uint32_t i = 0; i < t->n_stages; i++) {
-        t->stage[i].progress_ns = now_ns;
+    for (uint32_t i = 0; i < t->n_stages; i++)
         if (t->stage[i].state == STAGE_READY)
             move(t, i, STAGE_LINKING);
-    }
+}
+
+void stage_table_forgive(struct stage_table *t, int64_t now_ns)
+{
+    for (uint32_t i = 0; i < t->n_stages; i++)
+        t->stage[i].progress_ns = now_ns;
 }
 
 void stage_table_missed(struct stage_table *t, uint32_t stage)
@@ -162,9 +198,21 @@ void stage_table_missed(struct stage_table *t, uint32_t stage)
     t->stage[stage].missed_steps++;
 }
 
+void stage_table_silent(struct stage_table *t, uint32_t stage, int64_t now_ns)
+{
+    t->stage[stage].gone_ns = now_ns;
+    move(t, stage, STAGE_SILENT);
+}
+
 void stage_table_heard(struct stage_table *t, uint32_t stage, int64_t now_ns)
 {
-    t->stage[stage].heard_ns = now_ns;
+    struct stage_entry *e = &t->stage[stage];
+    e->heard_ns = now_ns;
+    if (e->state != STAGE_SILENT)
+        return;
+    e->progress_ns = e->assigned_ns = now_ns; /* it has stood still, and is not to blame for it any more */
+    e->missed_steps = 0;
+    move(t, stage, e->is_loaded ? STAGE_LINKING : STAGE_LOADING);
 }
 
 void stage_table_progress(struct stage_table *t, uint32_t stage, uint64_t layer_counter, int64_t now_ns)
@@ -221,6 +269,7 @@ void stage_table_skip(struct stage_table *t, int64_t gap_ns)
         t->stage[i].heard_ns += gap_ns;
         t->stage[i].progress_ns += gap_ns;
         t->stage[i].assigned_ns += gap_ns;
+        t->stage[i].gone_ns += gap_ns;
     }
     for (uint32_t i = 0; i < t->n_places; i++)
         t->attachment[i].attached_ns += gap_ns;
@@ -258,7 +307,7 @@ uint32_t stage_table_smallest_pool(const struct stage_table *t)
 
 const char *stage_state_name(enum stage_state s)
 {
-    static const char *const names[STAGE_N_STATES] = {"attaching", "loading", "linking", "ready", "lost"};
+    static const char *const names[STAGE_N_STATES] = {"attaching", "loading", "linking", "ready", "lost", "lost"};
     return s >= 0 && s < STAGE_N_STATES ? names[s] : "?";
 }
 
@@ -283,6 +332,7 @@ struct stale_counts stage_table_stale(const struct stage_table *t, uint32_t stag
 
 int stage_table__check(const struct stage_table *t, const char **why)
 {
+    uint32_t n_waiting = 0;
     *why = NULL;
     for (uint32_t i = 0; i < t->n_stages && !*why; i++) {
         const struct stage_entry *e = &t->stage[i];
@@ -298,6 +348,11 @@ int stage_table__check(const struct stage_table *t, const char **why)
             *why = "an attachment id is given out once";
         else if (a->id && a->stage != STAGE_NONE && t->stage[a->stage].attachment != a->id)
             *why = "an attachment serves the stage that names it";
+        else if (a->waits && (!a->id || a->stage != STAGE_NONE))
+            *why = "a stream that waits serves no stage";
+        n_waiting += a->waits != 0;
     }
+    if (!*why && n_waiting != t->n_waiting)
+        *why = "those that wait are counted";
     return !*why;
 }

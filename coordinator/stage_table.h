@@ -6,13 +6,18 @@
  *            the next change.
  * Threading  Engine thread only.
  * Invariants 1. An attachment serves at most one stage, a stage is served by at most one attachment.
- *            2. State LOADING, LINKING and READY have an attachment; ATTACHING and LOST have none.
+ *            2. State LOADING, LINKING, READY and SILENT have an attachment; ATTACHING and LOST have none.
  *            3. Attachment ids are never reused.
+ *            4. A stream that waits for a stage serves none.
  * Errors     FULL (attach), OUT_OF_MEMORY (create).
  *
  *    ATTACHING --claim--> LOADING --loaded--> LINKING <--ready / unlink--> READY
- *        ^                   |                   |                           |
- *      (start)               +---------------- lose ------------------------+--> LOST --claim--> LOADING
+ *        ^                  ^ |                ^ |                           |
+ *      (start)      woken / | | silent         | | silent                    |
+ *                           SILENT <-----------+-+                           |
+ *                    all four --detach--> LOST --claim--> LOADING <----------+
+ *
+ *    SILENT: its stream stands, and nothing comes: a stopped process, a cut. It is used again when something comes.
  */
 #ifndef SLUICE_COORDINATOR_STAGE_TABLE_H
 #define SLUICE_COORDINATOR_STAGE_TABLE_H
@@ -23,15 +28,18 @@
 #include "common/wire/control.h"
 #include "coordinator/engine.h" /* struct stage_port */
 
-enum stage_state { STAGE_ATTACHING, STAGE_LOADING, STAGE_LINKING, STAGE_READY, STAGE_LOST, STAGE_N_STATES };
+enum stage_state { STAGE_ATTACHING, STAGE_LOADING, STAGE_LINKING, STAGE_READY, STAGE_LOST, STAGE_SILENT, STAGE_N_STATES };
 
 enum { STAGE_NONE = -1 };
 
 struct stage_entry {
     enum stage_state state;
     uint64_t attachment;       /* 0: none */
-    struct msg_hello hello;    /* of the present or the last one */
-    struct msg_loaded loaded;  /* valid in LINKING and READY */
+    struct msg_hello hello;    /* of the present or the last one; its stage is this one */
+    int is_spare;              /* it had asked for any stage */
+    struct msg_loaded loaded;  /* valid once is_loaded */
+    int is_loaded;
+    int64_t gone_ns;           /* ATTACHING, LOST, SILENT: since when nobody serves it */
     uint32_t restarts;         /* incarnations after the first */
     struct stale_counts stale, stale_before; /* as the present incarnation said; as all before it did (stage_table_stale) */
     int64_t assigned_ns;       /* when ASSIGN went out */
@@ -57,14 +65,17 @@ struct stage_entry {
 struct stage_attachment {
     uint64_t id;               /* 0: free place */
     struct stage_port port;
-    int stage;                 /* STAGE_NONE before HELLO */
-    int64_t attached_ns;
+    int stage;                 /* STAGE_NONE: HELLO has not come, or it waits */
+    int waits;                 /* HELLO came, and the stage that it asks for is served: a spare */
+    struct msg_hello hello;    /* of one that waits */
+    int64_t attached_ns;       /* of one that waits: when HELLO came */
 };
 
 struct stage_table;
 
 enum status stage_table_create(uint32_t n_stages, struct stage_table **out);
 void stage_table_destroy(struct stage_table *t);
+void stage_table_begin(struct stage_table *t, int64_t now_ns); /* once: stages are missing since now */
 const struct stage_entry *stage_table_at(const struct stage_table *t, uint32_t stage);
 
 /* *id > 0. FULL: more streams than twice the stages and eight. */
@@ -74,18 +85,22 @@ const struct stage_attachment *stage_table_attachment(const struct stage_table *
 /* Iterates: the attachment with the smallest id > after, NULL: none. */
 const struct stage_attachment *stage_table_next(const struct stage_table *t, uint64_t after);
 /* The attachment is gone; the stage that it served becomes LOST. Returns that stage or STAGE_NONE. */
-int stage_table_detach(struct stage_table *t, uint64_t id);
+int stage_table_detach(struct stage_table *t, uint64_t id, int64_t now_ns);
 
-/* Attachment id serves hello->stage from now on: LOADING. The stage must have no attachment. */
-void stage_table_claim(struct stage_table *t, uint64_t id, const struct msg_hello *hello, int64_t now_ns);
+/* Said HELLO and waits until a stage is free. */
+void stage_table_wait(struct stage_table *t, uint64_t id, const struct msg_hello *hello, int64_t now_ns);
+uint32_t stage_table_n_waiting(const struct stage_table *t);
+/* Attachment id serves this stage from now on: LOADING. The stage must have no attachment. */
+void stage_table_claim(struct stage_table *t, uint64_t id, uint32_t stage, const struct msg_hello *hello, int64_t now_ns);
 void stage_table_loaded(struct stage_table *t, uint32_t stage, const struct msg_loaded *l);  /* -> LINKING */
 void stage_table_acked(struct stage_table *t, uint32_t stage, uint64_t epoch);
 void stage_table_ready(struct stage_table *t, uint32_t stage, uint64_t epoch);               /* -> READY */
-/* The epoch ended: every READY -> LINKING, and nobody is blamed for standing still in it. */
-void stage_table_unlink(struct stage_table *t, int64_t now_ns);
+void stage_table_unlink(struct stage_table *t); /* the epoch ended: every READY -> LINKING */
+void stage_table_forgive(struct stage_table *t, int64_t now_ns); /* nobody is blamed for having stood still up to now */
 void stage_table_missed(struct stage_table *t, uint32_t stage);
 
-void stage_table_heard(struct stage_table *t, uint32_t stage, int64_t now_ns);
+void stage_table_silent(struct stage_table *t, uint32_t stage, int64_t now_ns); /* LOADING, LINKING -> SILENT */
+void stage_table_heard(struct stage_table *t, uint32_t stage, int64_t now_ns);  /* SILENT -> where it was */
 void stage_table_heartbeat(struct stage_table *t, uint32_t stage, const struct msg_heartbeat *h, int64_t now_ns);
 void stage_table_progress(struct stage_table *t, uint32_t stage, uint64_t layer_counter, int64_t now_ns);
 void stage_table_timing(struct stage_table *t, const struct stage_timing *timing, int64_t now_ns);
@@ -95,7 +110,7 @@ void stage_table_skip(struct stage_table *t, int64_t gap_ns);
 uint32_t stage_table_count(const struct stage_table *t, enum stage_state state);
 uint64_t stage_table_highest_epoch(const struct stage_table *t); /* over what the present stages reported */
 uint32_t stage_table_smallest_pool(const struct stage_table *t); /* blocks, over LINKING and READY stages */
-/* "attaching", "loading", "linking", "ready", "lost" */
+/* "attaching", "loading", "linking", "ready", "lost" (also of a silent one) */
 const char *stage_state_name(enum stage_state s);
 /* What it did in the last second or so; while nothing comes the present window grows, and the load falls. */
 struct stage_load stage_table_load(const struct stage_table *t, uint32_t stage, int64_t now_ns);

@@ -43,7 +43,7 @@ struct sim_timer {
     uint64_t order;
     void (*fn)(struct engine_sim *s, void *ctx);
     void *ctx;
-    uint64_t life;                  /* of a stage's own timers */
+    uint64_t life, epoch;           /* of a stage's own timers */
     int kind;                       /* > 0: a stage answers with this message */
 };
 

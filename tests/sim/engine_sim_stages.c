@@ -154,6 +154,20 @@ static int64_t cost_ns(const struct engine_sim *s, const struct sim_flight *f, u
     return (int64_t)(us * 1000);
 }
 
+static void answer_later(struct sim_stage *g, int kind, int64_t after_ns)
+{
+    engine_sim__timer(g->sim, &(struct sim_timer){
+                                  .when_ns = g->sim->now_ns + after_ns, .ctx = g, .life = g->life, .epoch = g->epoch.epoch,
+                                  .kind = kind});
+}
+
+/* The first tick of an epoch is the pipeline's own, and empty: its result comes by itself. */
+static void take_first_plan(struct engine_sim *s, const struct plan *p)
+{
+    assert_true(p->n_runs == 0 && p->n_rows == 0 && p->n_ops == 0 && s->sent_tick == 0);
+    answer_later(&s->stage[s->o.n_stages - 1], FROM_STAGE_RESULT, LAMBDA_NS);
+}
+
 static void take_plan(struct engine_sim *s, const struct plan *p)
 {
     struct error err = {0};
@@ -277,12 +291,6 @@ void engine_sim__beat(struct engine_sim *s)
 
 /* --- attach and epochs ------------------------------------------------------------------------------------------------------------ */
 
-static void answer_later(struct sim_stage *g, int kind, int64_t after_ns)
-{
-    engine_sim__timer(g->sim, &(struct sim_timer){
-                                  .when_ns = g->sim->now_ns + after_ns, .ctx = g, .life = g->life, .kind = kind});
-}
-
 static void make_tables(struct engine_sim *s, const struct msg_assign *a)
 {
     const struct sequences_limits l = {.slots = a->slots, .context = a->context, .kv_block = a->kv_block,
@@ -357,7 +365,11 @@ static enum status port_send(void *ctx, const struct to_stage *m)
         break;
     case TO_STAGE_PLAN:
         assert_true(m->plan->session == g->epoch.session && m->plan->epoch == g->epoch.epoch);
-        if (g->index + 1 == g->sim->o.n_stages) /* all have it */
+        if (g->index + 1 != g->sim->o.n_stages)
+            break;
+        if (m->plan->tick == 0) /* all have it */
+            take_first_plan(g->sim, m->plan);
+        else
             take_plan(g->sim, m->plan);
         break;
     case TO_STAGE_EXIT:
@@ -417,7 +429,7 @@ static struct msg_loaded loaded_of(const struct engine_sim *s)
 void engine_sim__answer(struct engine_sim *s, const struct sim_timer *t)
 {
     struct sim_stage *g = t->ctx;
-    if (t->life != g->life)
+    if (t->life != g->life || t->epoch != g->epoch.epoch)
         return;
     struct from_stage m = {.kind = (enum from_stage_kind)t->kind};
     switch (t->kind) {
@@ -427,6 +439,9 @@ void engine_sim__answer(struct engine_sim *s, const struct sim_timer *t)
     case FROM_STAGE_LOADED:
         m.loaded = loaded_of(s);
         break;
+    case FROM_STAGE_RESULT:
+        send_result(s, &(struct sim_flight){.runs = s->flights[0].runs});
+        return;
     case FROM_STAGE_ACK:
         m.ack = (struct msg_ack){.session = g->epoch.session, .epoch = g->epoch.epoch, .kv_id = g->index + 1};
         break;

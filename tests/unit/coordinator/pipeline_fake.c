@@ -30,9 +30,9 @@ static enum status port_send(void *ctx, const struct to_stage *m)
         snprintf(k->exit_message, sizeof k->exit_message, "%s", m->exit.message);
     }
     assert_true(k->n_inbox < FAKE_INBOX);
-    k->inbox[k->n_inbox++] = *m;
     if (m->kind == TO_STAGE_PLAN)
-        k->tick = m->plan->tick;
+        k->tick = k->inbox_tick[k->n_inbox] = m->plan->tick;
+    k->inbox[k->n_inbox++] = *m;
     return STATUS_OK;
 }
 
@@ -60,7 +60,7 @@ void fakes_init(struct fakes *f, uint32_t n_stages)
     assert_int_equal(plan_create(4, 4, 64, &f->plan), STATUS_OK);
     assert_int_equal(result_create(4, &f->result), STATUS_OK);
     for (uint32_t i = 0; i < n_stages; i++)
-        f->fake[i] = (struct fake){.all = f, .stage = i};
+        f->fake[i] = (struct fake){.all = f, .stage = i, .kv = {.kv_id = 7 + i}};
 }
 
 void fakes_fini(struct fakes *f)
@@ -90,7 +90,7 @@ void fakes_check(struct fakes *f)
 
 struct msg_hello fake_hello(const struct fake *k)
 {
-    struct msg_hello h = {.wire_version = WIRE_VERSION, .stage = k->stage, .host = "here", .profile = "p1", .pid = 1000 + k->stage,
+    struct msg_hello h = {.wire_version = WIRE_VERSION, .stage = k->any ? STAGE_ANY : k->stage, .last_signal = k->last_signal, .host = "here", .profile = "p1", .pid = 1000 + k->stage,
                           .incarnation = k->incarnation, .highest_epoch = k->highest_epoch, .model_hash = {7},
                           .n_layers = 10 * k->all->n};
     snprintf(h.addresses.tcp, sizeof h.addresses.tcp, "stage%u:%llu", k->stage, (unsigned long long)k->incarnation);
@@ -115,7 +115,7 @@ void fake_open(struct fake *k)
 {
     struct stage_port port = {k, port_send, port_close};
     k->open = 1;
-    k->exited = k->refusing = k->mute = 0;
+    k->exited = k->refusing = k->mute = k->busy = 0;
     k->n_inbox = 0;
     k->attachment = pipeline_attached(k->all->p, &port, k->all->now_ns);
 }
@@ -139,13 +139,22 @@ int fake_next(struct fake *k, struct to_stage *m)
     if (k->n_inbox == 0)
         return 0;
     *m = k->inbox[0];
-    memmove(k->inbox, k->inbox + 1, --k->n_inbox * sizeof k->inbox[0]);
+    k->n_inbox--;
+    memmove(k->inbox, k->inbox + 1, k->n_inbox * sizeof k->inbox[0]);
+    memmove(k->inbox_tick, k->inbox_tick + 1, k->n_inbox * sizeof k->inbox_tick[0]);
     return 1;
 }
 
 static void answer_plan(struct fake *k, uint64_t tick)
 {
     struct result *r = k->all->result;
+    if (k->fail_with && tick > 0) {
+        struct from_stage m = {.kind = FROM_STAGE_FAILED,
+                               .failed = {k->epoch.session, k->epoch.epoch, tick, k->fail_with, "as told", 0}};
+        fake_say(k, &m);
+        return;
+    }
+    k->kv = (struct msg_ack){.kv_id = k->kv.kv_id, .kv_session = k->epoch.session, .kv_epoch = k->epoch.epoch, .kv_tick = tick};
     if (k->stage + 1 != k->all->n)
         return;
     r->session = k->epoch.session;
@@ -160,10 +169,12 @@ static void answer_plan(struct fake *k, uint64_t tick)
 int fake_answer(struct fake *k)
 {
     struct to_stage m;
-    if (!k->open || k->mute || !fake_next(k, &m))
+    uint64_t tick = k->inbox_tick[0];
+    if (!k->open || k->mute || k->busy || !fake_next(k, &m))
         return 0;
     switch (m.kind) {
     case TO_STAGE_ASSIGN:
+        k->stage = k->any ? m.assign.stage : k->stage;
         assert_int_equal(m.assign.stage, k->stage);
         assert_int_equal(m.assign.window, k->all->n + 1);
         fake_say(k, &(struct from_stage){.kind = FROM_STAGE_LOADED, .loaded = {.n_blocks = 100 + k->stage}});
@@ -173,16 +184,15 @@ int fake_answer(struct fake *k)
         k->epoch = m.epoch;
         k->highest_epoch = m.epoch.epoch;
         k->tick = 0;
-        fake_say(k, &(struct from_stage){.kind = FROM_STAGE_ACK, .ack = {.session = m.epoch.session,
-                                                                                .epoch = m.epoch.epoch,
-                                                                                .kv_id = k->stage + 1}});
+        k->kv.session = m.epoch.session;
+        k->kv.epoch = m.epoch.epoch;
+        fake_say(k, &(struct from_stage){.kind = FROM_STAGE_ACK, .ack = k->kv});
         break;
     case TO_STAGE_LINKS:
         fake_say(k, &(struct from_stage){.kind = FROM_STAGE_READY, .ready = {m.links.session, m.links.epoch}});
         break;
-    case TO_STAGE_PLAN: /* the plan's memory has moved on; its number is what a test needs */
-        if (k->tick > 0)
-            answer_plan(k, k->tick);
+    case TO_STAGE_PLAN:
+        answer_plan(k, tick);
         break;
     case TO_STAGE_EXIT:
         fake_close(k);
@@ -193,8 +203,20 @@ int fake_answer(struct fake *k)
 
 void fake_heartbeat(struct fake *k, int busy)
 {
-    struct msg_heartbeat h = {k->epoch.session, k->epoch.epoch, k->tick, k->layer_counter, (uint32_t)busy};
+    struct msg_heartbeat h = {.session = k->epoch.session, .epoch = k->epoch.epoch, .tick = k->busy ? k->busy_tick : k->tick,
+                              .layer_counter = k->layer_counter, .busy = (uint32_t)busy};
     fake_say(k, &(struct from_stage){.kind = FROM_STAGE_HEARTBEAT, .heartbeat = h});
+}
+
+void fake_new_pool(struct fake *k)
+{
+    k->kv = (struct msg_ack){.kv_id = k->all->next_incarnation++ << 8};
+}
+
+void fake_wake(struct fake *k)
+{
+    k->mute = 0;
+    fake_heartbeat(k, k->busy);
 }
 
 void fakes_pump(struct fakes *f)
@@ -212,14 +234,25 @@ void fakes_sleep(struct fakes *f, int64_t ms)
         f->now_ns += (ms < 100 ? ms : 100) * NS_PER_MS;
         for (uint32_t i = 0; i < f->n; i++)
             if (f->fake[i].open && !f->fake[i].mute && f->fake[i].attachment)
-                fake_heartbeat(&f->fake[i], 0);
+                fake_heartbeat(&f->fake[i], f->fake[i].busy);
         pipeline_time(f->p, f->now_ns);
         fakes_events(f);
     }
 }
 
+void fakes_run(struct fakes *f, int64_t ms)
+{
+    for (; ms > 0; ms -= 100) {
+        fakes_pump(f);
+        fakes_sleep(f, ms < 100 ? ms : 100);
+    }
+    fakes_pump(f);
+}
+
 void fakes_settle(struct fakes *f)
 {
+    for (uint32_t i = 0; i < f->n; i++)
+        f->fake[i].mute = f->fake[i].busy = 0;
     for (int round = 0; round < 400 && !pipeline_running(f->p); round++) {
         for (uint32_t i = 0; i < f->n; i++)
             if (!f->fake[i].open)

@@ -17,14 +17,21 @@ enum { FAKE_INBOX = 64, FAKE_MAX = 8 };
 struct fake {
     struct fakes *all;
     uint32_t stage;
+    int any;                   /* it asks for any stage; `stage` is what it was given */
+    uint32_t last_signal;      /* that its process's HELLO tells */
     uint64_t attachment, incarnation, highest_epoch, layer_counter;
     int open;                  /* its stream stands */
     int refusing;              /* its port takes no messages */
-    int mute;                  /* it answers nothing and sends no heartbeats */
+    int mute;                  /* stopped: it answers nothing and sends no heartbeats */
+    int busy;                  /* it is within tick busy_tick: it answers nothing, heartbeats go on */
+    uint64_t busy_tick;
+    enum status fail_with;     /* every plan but the first of an epoch fails with this */
     uint32_t n_inbox;
     struct to_stage inbox[FAKE_INBOX];
+    uint64_t inbox_tick[FAKE_INBOX]; /* of a PLAN; its memory moves on */
     struct msg_epoch epoch;    /* of the last EPOCH it got */
     uint64_t tick;             /* of the last PLAN it got */
+    struct msg_ack kv;         /* what its pool holds: kv_id and the watermark */
     enum status exit_status;   /* of EXIT */
     char exit_message[200];
     int exited;
@@ -58,10 +65,13 @@ int fake_next(struct fake *k, struct to_stage *m);
 /* Answers its oldest message as a good stage does (the last stage answers a plan with its result). 0: none was there. */
 int fake_answer(struct fake *k);
 void fake_heartbeat(struct fake *k, int busy);
+void fake_new_pool(struct fake *k);                            /* what it held is gone */
+void fake_wake(struct fake *k);                                /* after mute: it goes on and beats at once */
 void fakes_pump(struct fakes *f);                              /* until nobody has anything to answer */
 /* Time passes in steps of 100 ms; those that are not mute send heartbeats. */
 void fakes_sleep(struct fakes *f, int64_t ms);
-void fakes_settle(struct fakes *f);                            /* lost ones come back, and all answer, until RUNNING */
+void fakes_settle(struct fakes *f);                            /* all are healthy again and answer, until RUNNING */
+void fakes_run(struct fakes *f, int64_t ms);                   /* time passes, and all answer */
 enum status fakes_send_plan(struct fakes *f);                  /* the next tick */
 void fakes_events(struct fakes *f);                            /* polls and counts */
 void fakes_check(struct fakes *f);

@@ -35,6 +35,17 @@ static void stages_attach_load_and_link_to_one_running_epoch(void **state)
     assert_string_equal(f.fake[1].inbox[0].links.next.tcp, "stage0:100");
     assert_memory_equal(f.fake[0].inbox[0].links.key, f.fake[1].inbox[0].links.key, 32);
     fake_answer(&f.fake[0]);
+    fake_answer(&f.fake[1]);
+    assert_int_equal(pipeline_state(f.p), PIPELINE_WARMING); /* an empty tick, before any of the engine's */
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(f.fake[i].n_inbox, 1);
+        assert_int_equal(f.fake[i].inbox[0].kind, TO_STAGE_PLAN);
+        assert_int_equal(f.fake[i].inbox[0].plan->tick, 0);
+        assert_int_equal(f.fake[i].inbox[0].plan->n_runs, 0);
+        assert_int_equal(f.fake[i].inbox[0].plan->epoch, 1);
+    }
+    fake_answer(&f.fake[0]);
+    assert_int_equal(fakes_send_plan(&f), STATUS_PIPELINE);
     assert_int_equal(f.n_ready, 0);
     fake_answer(&f.fake[1]);
     assert_true(pipeline_running(f.p));
@@ -45,7 +56,7 @@ static void stages_attach_load_and_link_to_one_running_epoch(void **state)
     fakes_fini(&f);
 }
 
-/* Every order in which three stages can do each step: 6^4. */
+/* Every order in which three stages can do each step: 6^4, and some for the first tick. */
 static void every_order_of_answers_leads_to_running(void **state)
 {
     (void)state;
@@ -58,6 +69,8 @@ static void every_order_of_answers_leads_to_running(void **state)
         for (int step = 0, rest = k / 6; step < 3; step++, rest /= 6)
             for (int i = 0; i < 3; i++)
                 assert_int_equal(fake_answer(&f.fake[order[rest % 6][i]]), 1);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(fake_answer(&f.fake[order[k % 5][i]]), 1);
         assert_true(pipeline_running(f.p));
         assert_int_equal(f.n_ready, 1);
         fakes_fini(&f);
@@ -126,6 +139,8 @@ static void a_second_process_for_a_stage_is_refused_while_the_first_lives(void *
     struct fake second = {.all = &f, .stage = 1, .incarnation = 9};
     struct msg_hello h = fake_hello(&second);
     fake_attach_with(&second, &h);
+    assert_false(second.exited); /* the first one may be dead already, and the news on its way */
+    fakes_sleep(&f, 400);
     assert_int_equal(second.exit_status, STATUS_CONFIG);
     assert_non_null(strstr(second.exit_message, "served by pid 1001"));
     assert_true(pipeline_running(f.p));
@@ -228,16 +243,16 @@ static void inflict(struct fakes *f, struct fake *k, enum loss loss)
 static void a_loss_at_any_step_ends_in_running_again(void **state)
 {
     (void)state;
-    for (int n_answers = 0; n_answers <= 12; n_answers++)
+    for (int n_answers = 0; n_answers <= 15; n_answers++)
         for (int who = 0; who < 3; who++)
             for (int loss = 0; loss < N_LOSSES; loss++) {
                 struct fakes f;
                 fakes_init(&f, 3);
                 for (int i = 0; i < 3; i++)
                     fake_attach(&f.fake[i]);
-                for (int i = 0; i < n_answers && i < 9; i++)
+                for (int i = 0; i < n_answers && i < 12; i++)
                     assert_int_equal(fake_answer(&f.fake[i % 3]), 1);
-                for (int i = 9; i < n_answers; i++)
+                for (int i = 12; i < n_answers; i++)
                     assert_int_equal(fakes_send_plan(&f), STATUS_OK);
                 uint64_t epoch = pipeline_epoch(f.p);
                 int was_running = pipeline_running(f.p);
@@ -595,9 +610,9 @@ static void claim(struct stage_table *t, uint64_t incarnation, int64_t now_ns)
     const struct stage_port port = {NULL, deaf_send, deaf_close};
     const struct msg_hello hello = {.incarnation = incarnation};
     if (stage_table_at(t, 0)->attachment)
-        stage_table_detach(t, stage_table_at(t, 0)->attachment);
+        stage_table_detach(t, stage_table_at(t, 0)->attachment, now_ns);
     assert_int_equal(stage_table_attach(t, &port, now_ns, &id), STATUS_OK);
-    stage_table_claim(t, id, &hello, now_ns);
+    stage_table_claim(t, id, 0, &hello, now_ns);
 }
 
 static uint64_t stale_plans_after(struct stage_table *t, uint64_t said)
