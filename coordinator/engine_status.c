@@ -102,11 +102,36 @@ static void fill_ticks(const struct engine *e, struct service_status *s)
     s->stall_unmet = t.stall_unmet != 0;
 }
 
+/* For whoever is called at 3 a.m. */
+static void say_why_not_ready(const struct engine *e, struct service_status *s, int64_t now)
+{
+    const struct stage_table *stages = pipeline_stages(e->pipeline);
+    size_t n = 0;
+    if (e->lost_ns)
+        s->lost_ms = (uint64_t)((now - e->lost_ns) / NS_PER_MS);
+    if (s->ready)
+        return;
+    if (e->draining) {
+        snprintf(s->not_ready, sizeof s->not_ready, "draining: no new requests");
+        return;
+    }
+    if (e->lost_ns)
+        n = (size_t)snprintf(s->not_ready, sizeof s->not_ready, "%.160s; ", e->lost_why.message);
+    n += (size_t)snprintf(s->not_ready + n, sizeof s->not_ready - n, "the pipeline is %s",
+                          pipeline_state_name(pipeline_state(e->pipeline)));
+    for (uint32_t i = 0; i < e->n_stages && n < sizeof s->not_ready; i++) {
+        enum stage_state state = stage_table_at(stages, i)->state;
+        if (state != STAGE_READY && state != STAGE_LINKING)
+            n += (size_t)snprintf(s->not_ready + n, sizeof s->not_ready - n, ", stage %u %s", i, stage_state_name(state));
+    }
+}
+
 static void fill(struct engine *e, struct service_status *s, int64_t now)
 {
     struct blocks_count b = blocks_counts(e->blocks);
     const struct hparams *hp = &e->o.model->hp;
     s->ready = pipeline_running(e->pipeline) && !e->lost_ns && !e->draining;
+    say_why_not_ready(e, s, now);
     s->epoch = pipeline_epoch(e->pipeline);
     snprintf(s->architecture, sizeof s->architecture, "%s", hp->arch->name);
     s->model_layers = hp->n_layers;

@@ -60,6 +60,10 @@ static void write_head(struct buf *b, const struct service_status *s)
     buf_printf(b, ",\"live\":%s,\"ready\":%s,\"draining\":%s,\"epoch\":%llu,\"uptime_s\":", yes(s->live), yes(s->ready),
                yes(s->draining), (u64)s->epoch);
     json_out_real(b, s->uptime_s);
+    if (!s->ready) {
+        buf_printf(b, ",\"lost_ms\":%llu,\"not_ready\":", (u64)s->lost_ms);
+        json_out_text(b, s->not_ready);
+    }
     buf_text(b, ",\"model\":{\"id\":");
     json_out_text(b, s->model_id);
     buf_text(b, ",\"architecture\":");

@@ -42,6 +42,8 @@ struct process_status {
 struct service_status {
     char version[48];
     int live, ready, draining;
+    char not_ready[256];                                   /* why, in words; "" when it is ready */
+    uint64_t lost_ms;                                      /* since the pipeline was lost, 0: it is not, or never was there */
     uint64_t epoch;
     double uptime_s;
     char model_id[128], architecture[32], profile[64];

@@ -16,9 +16,9 @@
     X(blocks_total) X(blocks_free) X(blocks_cached) X(blocks_live) X(blocks_draining) \
     X(ticks_sent) X(ticks_in_flight) X(blocks_promised) X(blocks_evicted) X(tick_window) \
     X(tick_streams) X(tick_readers) X(tick_period_us) X(tick_budget_us) X(bank_us) \
-    X(bank_bound_us) X(stall_unmet) X(tick_starved)
+    X(bank_bound_us) X(stall_unmet) X(tick_starved) X(lost_ms)
 #define STATUS_TEXTS(X) \
-    X(version) X(model_id) X(architecture) X(profile)
+    X(version) X(model_id) X(architecture) X(profile) X(not_ready)
 #define SLOT_NUMBERS(X) \
     X(slot) X(prompt_tokens) X(cached_tokens) X(read_tokens) X(generated_tokens) X(age_ms)
 #define SLOT_TEXTS(X) \

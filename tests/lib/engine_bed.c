@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,7 @@ struct bed_stage {
     struct engine_bed *bed;
     uint32_t index;
     int away, silent; /* bed lock */
+    uint32_t last_signal; /* of the process before this one */
     uint64_t incarnation;
     struct worker *worker; /* bed lock; NULL: killed */
     struct bed_conn *conn; /* bed lock; NULL: not attached */
@@ -171,6 +173,7 @@ static void attach(struct bed_stage *s)
     m.hello.stage = s->index;
     m.hello.pid = (uint32_t)getpid();
     m.hello.incarnation = s->incarnation;
+    m.hello.last_signal = s->last_signal;
     snprintf(m.hello.host, sizeof m.hello.host, "bed");
     if (ok)
         give(b, attachment, &m);
@@ -256,9 +259,15 @@ static void drop_conn(struct bed_stage *s, struct worker **worker)
 
 void engine_bed_kill_stage(struct engine_bed *b, uint32_t stage)
 {
+    engine_bed_crash_stage(b, stage, SIGKILL);
+}
+
+void engine_bed_crash_stage(struct engine_bed *b, uint32_t stage, int signal)
+{
     struct worker *w;
     drop_conn(&b->stages[stage], &w);
     worker_destroy(w);
+    b->stages[stage].last_signal = (uint32_t)signal; /* it is away: nobody reads this */
 }
 
 void engine_bed_break_stream(struct engine_bed *b, uint32_t stage)

@@ -40,6 +40,8 @@ void engine_bed_wait_ready(struct engine_bed *b);
 /* The process of a stage is gone, from one moment to the next. It stays away until engine_bed_start_stage. */
 void engine_bed_kill_stage(struct engine_bed *b, uint32_t stage);
 void engine_bed_start_stage(struct engine_bed *b, uint32_t stage);
+/* The same, and the process that comes next says that it ended by this signal. */
+void engine_bed_crash_stage(struct engine_bed *b, uint32_t stage, int signal);
 /* Its stream breaks and stands again; the process lives. */
 void engine_bed_break_stream(struct engine_bed *b, uint32_t stage);
 /* Nothing comes from this stage while on: what a frozen process does. */

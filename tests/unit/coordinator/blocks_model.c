@@ -24,6 +24,7 @@ struct cell {
     enum state state;
     uint32_t n_holders;
     int entered;              /* may be found as its content */
+    int hollow;               /* and the lower stages have lost it */
     struct content content;
     uint64_t drain_tick, busy_tick, released;
 };
@@ -31,7 +32,7 @@ struct cell {
 struct sequence {
     struct slot_ref ref;      /* seq 0: not open */
     struct content text;      /* all its items, prompt and answer */
-    uint32_t n_reserved, n_blocks, n_entered, n_run, n_retired;
+    uint32_t n_reserved, n_blocks, n_entered, n_full, n_run, n_retired;
     uint64_t run_tick[CONTEXT];
     uint32_t table[PER_SEQ];
 };
@@ -98,12 +99,33 @@ static int find(const struct model *m, const struct content *text, uint32_t n)
     return found;
 }
 
+/* The block of that content that is hollow; -1: none. While there is one, copies of others are not found. */
+static int find_hollow(const struct model *m, const struct content *text, uint32_t n)
+{
+    for (uint32_t i = 0; i < m->total; i++)
+        if (m->cell[i].entered && m->cell[i].hollow && holds(&m->cell[i], text, n))
+            return (int)i;
+    return -1;
+}
+
 static uint32_t match(const struct model *m, const struct content *text, uint32_t n, uint32_t most)
 {
     uint32_t k = 0;
-    while (k < most && (k + 1) * KV_BLOCK < n && find(m, text, (k + 1) * KV_BLOCK) >= 0)
+    while (k < most && (k + 1) * KV_BLOCK < n && find(m, text, (k + 1) * KV_BLOCK) >= 0 &&
+           find_hollow(m, text, (k + 1) * KV_BLOCK) < 0)
         k++;
     return k;
+}
+
+/* How many hollow blocks go on behind the first k, nobody's. */
+static uint32_t match_hollow(const struct model *m, const struct content *text, uint32_t n, uint32_t k, uint32_t most)
+{
+    uint32_t first = k;
+    int i;
+    while (k < most && (k + 1) * KV_BLOCK < n && (i = find_hollow(m, text, (k + 1) * KV_BLOCK)) >= 0 &&
+           m->cell[i].state == CACHED)
+        k++;
+    return k - first;
 }
 
 /* --- opening --------------------------------------------------------------------------------------------------------------- */
@@ -124,7 +146,7 @@ static void draw_text(struct model *m, struct content *text)
         text->items[i] = (unsigned char)draw(m, 2);
 }
 
-static const char *take_hits(struct model *m, struct sequence *q, uint32_t n)
+static const char *take_hits(struct model *m, struct sequence *q, uint32_t n, uint32_t n_hollow)
 {
     uint32_t n_table;
     const uint32_t *table = blocks_table(m->b, q->ref, &n_table);
@@ -133,6 +155,7 @@ static const char *take_hits(struct model *m, struct sequence *q, uint32_t n)
         struct cell *c = &m->cell[table[i]];
         RULE(holds(c, &q->text, (i + 1) * KV_BLOCK), blocks_model_foreign);
         RULE(c->entered && c->state != FREE, "a hit is a block of the map");
+        RULE(c->hollow == (i >= n - n_hollow), "hits are not hollow, what is to be read again is");
         m->run->n_hits++;
         m->run->n_draining_hits += c->state == DRAINING;
         c->state = LIVE;
@@ -140,7 +163,9 @@ static const char *take_hits(struct model *m, struct sequence *q, uint32_t n)
         q->table[i] = table[i];
     }
     q->n_blocks = q->n_entered = n;
-    q->n_run = q->n_retired = n * KV_BLOCK;
+    q->n_full = n - n_hollow;
+    q->n_run = q->n_retired = q->n_full * KV_BLOCK;
+    m->run->n_hollow += n_hollow;
     return NULL;
 }
 
@@ -157,8 +182,11 @@ static const char *open_sequence(struct model *m, uint32_t slot)
     uint32_t all = match(m, &q->text, q->text.n, PER_SEQ), n = c ? match(m, &q->text, q->text.n, want) : 0;
     RULE(blocks_match(m->b, &chain) <= all, blocks_model_foreign);
     RULE(blocks_match(m->b, &chain) == all, "a lookup finds all that is there");
+    uint32_t n_hollow = c ? match_hollow(m, &q->text, q->text.n, n, want) : 0, n_hits = n;
+    n += n_hollow;
     for (uint32_t i = 0; i < n; i++) {
-        enum state state = m->cell[find(m, &q->text, (i + 1) * KV_BLOCK)].state;
+        uint32_t end = (i + 1) * KV_BLOCK;
+        enum state state = m->cell[i < n_hits ? find(m, &q->text, end) : find_hollow(m, &q->text, end)].state;
         cached += state == CACHED;
         n_draining += state == DRAINING;
     }
@@ -173,9 +201,10 @@ static const char *open_sequence(struct model *m, uint32_t slot)
     }
     q->ref = ref;
     q->n_reserved = want;
-    RULE(n_cached == n, "an open takes up all that a lookup finds");
+    RULE(n_cached == n_hits, "an open takes up all that a lookup finds");
+    RULE(blocks_hollow(m->b, ref) == n_hollow, "hollow blocks that nobody has are taken up behind the hits");
     uint32_t before = m->run->n_draining_hits;
-    const char *why = take_hits(m, q, n);
+    const char *why = take_hits(m, q, n, n_hollow);
     RULE(why || m->run->n_draining_hits - before == n_draining, "a live copy is preferred to one that drains");
     return why;
 }
@@ -230,8 +259,10 @@ static const char *run_rows(struct model *m, struct sequence *q)
     m->tick++;
     for (uint32_t p = q->n_run; p < q->n_run + n; p++) {
         struct cell *c = &m->cell[q->table[p / KV_BLOCK]];
-        RULE(c->n_holders == 1 && !c->entered, "rows are written to blocks of one's own that are not in the map");
+        RULE(c->n_holders == 1 && (!c->entered || c->hollow), "rows are written to blocks of one's own that nobody can find");
         q->run_tick[p] = m->tick;
+        if (c->hollow)
+            continue; /* what it held */
         c->content = q->text;
         c->content.n = p + 1;
     }
@@ -249,7 +280,7 @@ static void enter(struct model *m, uint32_t i)
     if (other >= 0) {
         m->run->n_duplicates++;
         if (m->cell[other].state != LIVE) {
-            m->cell[other].entered = 0;
+            m->cell[other].entered = m->cell[other].hollow = 0;
             if (m->cell[other].state == CACHED)
                 m->cell[other].state = FREE;
         }
@@ -263,7 +294,9 @@ static const char *commit(struct model *m, struct sequence *q)
         q->n_retired++;
     struct block_chain c = chain_of(&q->text, q->n_retired);
     blocks_commit(m->b, q->ref, &c);
-    for (; q->n_entered < q->n_retired / KV_BLOCK; q->n_entered++)
+    for (; q->n_full < q->n_entered && q->n_full < q->n_retired / KV_BLOCK; q->n_full++)
+        m->cell[q->table[q->n_full]].hollow = 0;
+    for (; q->n_entered < q->n_retired / KV_BLOCK; q->n_full = ++q->n_entered)
         enter(m, q->table[q->n_entered]);
     return NULL;
 }
@@ -297,7 +330,7 @@ static const char *close_sequence(struct model *m, struct sequence *q)
         c->state = DRAINING;
         for (uint32_t k = 0; k < m->total; k++)
             if (m->cell[k].state == LIVE && m->cell[k].entered && holds(&m->cell[k], &c->content, c->content.n))
-                c->entered = 0;
+                c->entered = c->hollow = 0;
         c->drain_tick = m->tick;
         c->released = ++m->clock;
         if (m->tick <= m->retired)
@@ -329,6 +362,29 @@ static const char *reset(struct model *m)
     return NULL;
 }
 
+/* The pipeline was lost: every sequence ends, and stages may have lost what the cache holds. */
+static const char *new_epoch(struct model *m)
+{
+    for (int s = 0; s < N_SLOTS; s++) {
+        const char *why = m->seq[s].ref.seq ? close_sequence(m, &m->seq[s]) : NULL;
+        if (why)
+            return why;
+    }
+    blocks_new_epoch(m->b);
+    int lose = draw(m, 2) == 0;
+    if (lose)
+        blocks_lose(m->b);
+    m->tick = m->retired = 0;
+    for (uint32_t i = 0; i < m->total; i++) {
+        struct cell *c = &m->cell[i];
+        if (c->state == DRAINING)
+            settle(c);
+        c->busy_tick = 0;
+        c->hollow |= lose && c->state == CACHED;
+    }
+    return NULL;
+}
+
 /* --- play ---------------------------------------------------------------------------------------------------------------------- */
 
 static const char *compare(const struct model *m)
@@ -339,6 +395,10 @@ static const char *compare(const struct model *m)
     RULE(n.free + n.cached + n.live + n.draining == n.total && n.total == m->total, "free + cached + live + draining == total");
     RULE(n.live == count(m, LIVE) && n.draining == count(m, DRAINING), "live and draining blocks are the model's");
     RULE(n.cached == count(m, CACHED) && n.free == count(m, FREE), "cached and free blocks are the model's");
+    uint32_t hollow = 0;
+    for (uint32_t i = 0; i < m->total; i++)
+        hollow += m->cell[i].hollow != 0;
+    RULE(n.hollow == hollow, "hollow blocks are the model's");
     RULE(n.promised == promised(m) && n.evicted == m->evicted && m->told == m->evicted, "promises and evictions are the model's");
     RULE(blocks_available(m->b) == n.free + n.cached - n.promised, "available is what is neither held nor promised");
     return NULL;
@@ -352,6 +412,8 @@ static const char *step(struct model *m)
         return retire(m);
     if (what == 99 && draw(m, 20) == 0)
         return reset(m);
+    if (what == 98 && draw(m, 3) == 0)
+        return new_epoch(m);
     if (q->ref.seq == 0)
         return open_sequence(m, slot);
     if (what < 60)

@@ -17,7 +17,7 @@ struct blocks_model_run {
     uint32_t hash_bits, n_steps;
     uint32_t n_blocks;    /* <= 64 */
     /* out: what happened, so that a test can see that it happened at all */
-    uint32_t n_hits, n_draining_hits, n_evictions, n_busy, n_duplicates, n_resets, failed_step;
+    uint32_t n_hits, n_draining_hits, n_evictions, n_busy, n_duplicates, n_resets, n_hollow, failed_step;
 };
 
 /* NULL: every answer was the model's. */

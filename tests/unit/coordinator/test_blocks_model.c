@@ -25,11 +25,12 @@ static void play_all(uint32_t hash_bits)
         sum.n_busy += r.n_busy;
         sum.n_duplicates += r.n_duplicates;
         sum.n_resets += r.n_resets;
+        sum.n_hollow += r.n_hollow;
     }
-    print_message("%u hits, %u of them draining, %u evictions, %u refused, %u duplicates, %u resets\n", sum.n_hits,
-                  sum.n_draining_hits, sum.n_evictions, sum.n_busy, sum.n_duplicates, sum.n_resets);
+    print_message("%u hits, %u of them draining, %u evictions, %u refused, %u duplicates, %u resets, %u hollow\n", sum.n_hits,
+                  sum.n_draining_hits, sum.n_evictions, sum.n_busy, sum.n_duplicates, sum.n_resets, sum.n_hollow);
     assert_true(sum.n_hits > 1000 && sum.n_draining_hits > 100 && sum.n_evictions > 1000);
-    assert_true(sum.n_busy > 100 && sum.n_duplicates > 100 && sum.n_resets > 5);
+    assert_true(sum.n_busy > 100 && sum.n_duplicates > 100 && sum.n_resets > 5 && sum.n_hollow > 100);
 }
 
 static void whole_hashes_give_what_the_plain_model_gives(void **state)
