@@ -1,0 +1,277 @@
+"""Who starts, watches and outlives whom: ranks that fail to start, processes that fall silent or come back too often, rolling
+restarts, a service that stays when mpirun goes, and a node that joins it instead of a lost one."""
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from service import BIN, SLACK, Service, case, free_ports, ids, run, wait_for
+
+OURS = {"--tick-us", "--row-us", "--token-us"}
+START_FAILS_S = 30
+
+
+class Launched(Service):
+    """On fake stages as Service, but mpirun or the launcher is the job itself: a detached one outlives tests/lib/fake_service, too."""
+
+    def __init__(self, stages=2, detach=False, flags=(), **more):
+        super().__init__(stages=stages, flags=flags, **more)
+        self.detach = detach
+        self.pid_file, self.detached_log = self.path("pid"), self.path("detached.log")
+
+    def launcher(self, *flags):
+        """Command of a launcher with the flags of this service's."""
+        costs = self.file("costs", "".join(f"{n} {v}\n" for n, v in zip(("tick_us", "row_us", "token_us"), self.costs)))
+        given = [x for flag, value in zip(self.flags[::2], self.flags[1::2]) if flag not in OURS | {"--script"} for x in (flag, value)]
+        scripts = [v for f, v in zip(self.flags[::2], self.flags[1::2]) if f == "--script"]
+        program = [] if "--stage-program" in given else ["--stage-program", os.path.join(BIN, "sluice-stage-fake")]
+        defaults = {"--kv-block": "16", "--queue-requests": "32", "--max-stall-ms": "200", "--link": "tcp"}
+        model = [] if "--model" in given else ["--model", self.model]
+        return [os.path.join(BIN, "sluice-launch"), *flags, *given, *program, *model, "--script", ",".join([costs, *scripts]),
+                *(x for name, value in defaults.items() if name not in given for x in (name, value))]
+
+    def command(self):
+        flags = ["--detach", "--pid-file", self.pid_file, "--log-file", self.detached_log] if self.detach else []
+        if self.mpi:
+            return ["mpirun", "-np", str(self.stages), *self.launcher(*flags)]
+        return self.launcher("--stages", str(self.stages), *flags)
+
+    def wait_ready(self, seconds):
+        until = time.monotonic() + seconds
+        while not self.ready():
+            code = self.job.poll()
+            assert code is None or (self.detach and code == 0), f"the job ended with {code} before it was ready"
+            assert time.monotonic() < until, f"not ready within {seconds} s"
+            time.sleep(0.02)
+        if self.detach:
+            wait_for(lambda: self.job.poll() == 0, 5, "mpirun returns 0")
+
+    def log(self):
+        text = super().log()
+        if self.detach and os.path.exists(self.detached_log):
+            with open(self.detached_log, errors="replace") as f:
+                text += f.read()
+        return text
+
+    def supervisor_pid(self, rank=0):
+        with open(self.pid_file + (f".{rank}" if rank else "")) as f:
+            return int(f.read())
+
+    def end(self):
+        if self.detach and self.job.returncode == 0 and self.exit_code is None:
+            if os.path.exists(self.pid_file):
+                os.kill(self.supervisor_pid(), signal.SIGTERM)
+            self.exit_code = 0
+            wait_for(lambda: not self.processes(), 5, "the detached service ends")
+        elif self.job.poll() is None:
+            self.job.send_signal(signal.SIGUSR1 if self.mpi else signal.SIGTERM)
+            self.wait_exit(0, 10)
+        super().end()
+
+    def start_streams(self, n=4, tokens=400):
+        streams = [(self.call(p := ids(6, i), tokens, key=f"s{i}"), p, tokens) for i in range(n)]
+        for c, _, _ in streams:
+            c.wait_tokens(5)
+        return streams
+
+    def assert_went_on(self, streams, seconds=60):
+        for c, p, n in streams:
+            c.finish_up(seconds).assert_reference(p, n)
+
+    def script_for_stage_1(self, command):
+        """A stage program that is the fake one but on stage 1."""
+        path = self.file("stage.sh", f"""#!/bin/sh
+case " $* " in *" --stage 1 "*) {command} ;; esac
+exec {BIN}/sluice-stage-fake "$@"
+""")
+        os.chmod(path, 0o755)
+        return path
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# --- starts that fail ------------------------------------------------------------------------------------------------------------
+
+def fails_to_start(code, last, cause, command=None, flags=(), rank=1):
+    """The job of three ranks ends with this code; the launcher's last line names the rank, a line above it the cause in full."""
+    s = Launched(stages=3, wait=False, flags=flags)
+    if command:
+        s.flags += ["--stage-program", s.script_for_stage_1(command)]
+    with s:
+        began = time.monotonic()
+        try:
+            s.exit_code = s.job.wait(START_FAILS_S * SLACK)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still there after {START_FAILS_S} s: {s.processes()}") from None
+        assert time.monotonic() - began < START_FAILS_S
+        s.assert_nothing_left()
+        lines = [line for line in s.log().splitlines() if " launch" in line]
+        assert s.exit_code == code, (s.exit_code, s.log())
+        assert f"rank {rank}: " in lines[-1] and last in lines[-1], lines
+        assert any(cause in line for line in s.log().splitlines()), s.log()
+
+
+@case("full", seconds=60)
+def fc_31_one_rank_that_cannot_start_ends_all_with_its_code():
+    port = free_ports(1)[0]
+    stage = f'exec {BIN}/sluice-stage "$@"'
+    fails_to_start(3, "missing model", "/nowhere/model.gguf", f"{stage} --model /nowhere/model.gguf")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        fails_to_start(4, "address in use", f"127.0.0.1:{port}", f'exec {BIN}/sluice-stage-fake "$@" --data 127.0.0.1:{port}')
+    fails_to_start(2, "bad configuration", "cuda", f"{stage} --backend cuda")
+    fails_to_start(2, "bad configuration", "split '4,4'", flags=["--split", "4,4"], rank=0)
+
+
+# --- processes that fall silent, come back too often, make room ------------------------------------------------------------------
+
+@case("full", seconds=30)
+def fc_launch_a_silent_process_is_killed_and_its_streams_go_on():
+    with Launched(stages=2) as s:
+        streams = s.start_streams()
+        before = {x: s.pid(x) for x in s.parts()}
+        stopped = s.kill(1, signal.SIGSTOP)
+        began = time.monotonic()
+        wait_for(lambda: not alive(stopped), 5, "the launcher kills it")
+        assert time.monotonic() - began > 1.5, "it was not given its two seconds"
+        s.assert_went_on(streams)
+        s.assert_quiet(restarts=1)
+        assert {x for x in before if s.pid(x) != before[x]} == {1}
+        assert "stage 1" in (killed := next(line for line in s.log().splitlines() if "no sign of life" in line)), killed
+        assert f"stage 1 (pid {stopped}) gave no sign of life and was killed" in s.log() and "9 of 10 restarts" in s.log()
+
+
+@case("full", seconds=30)
+def fc_launch_a_launcher_that_was_stopped_kills_nobody():
+    with Launched(stages=2, mpi=False) as s:
+        streams = s.start_streams()
+        before = {x: s.pid(x) for x in s.parts()}
+        os.kill(s.job.pid, signal.SIGSTOP)  # as a machine that sleeps: nobody hears the beats
+        os.kill(before[1], signal.SIGSTOP)
+        time.sleep(3)
+        os.kill(s.job.pid, signal.SIGCONT)
+        time.sleep(0.5)
+        os.kill(before[1], signal.SIGCONT)
+        s.assert_went_on(streams)
+        s.assert_quiet()
+        assert before == {x: s.pid(x) for x in s.parts()}
+        assert "stood still" in s.log() and "no sign of life" not in s.log()
+
+
+@case("full", seconds=30)
+def fc_launch_a_process_that_ends_too_often_ends_the_job():
+    with Launched(stages=2, flags=["--restarts", "2"]) as s:
+        for left in (1, 0):
+            pid = s.kill(1)
+            wait_for(lambda: s.ready() and s.pid(1) != pid, 10, "another stage 1")
+            assert f"({left} of 2 restarts in ten minutes are left)" in s.log()
+        pid = s.kill(1)
+        s.wait_exit(70, 5)
+        s.assert_nothing_left()
+        last = [line for line in s.log().splitlines() if " launch" in line][-1]
+        assert "rank 1" in last and f"stage 1 (pid {pid}) was ended by signal 9" in last and "given up" in last, last
+
+
+@case("full", seconds=40)
+def fc_launch_every_process_is_replaced_under_streams_that_go_on():
+    with Launched(stages=2, mpi=False) as s:
+        streams = s.start_streams(tokens=1000)
+        for what, sig in ((1, signal.SIGTERM), (0, signal.SIGUSR1), ("coordinator", signal.SIGUSR1), ("gateway", signal.SIGUSR1)):
+            pid = s.pid(what)
+            s.ended.add(what)
+            os.kill(pid, sig)
+            wait_for(lambda: not alive(pid) and s.ready() and s.pid(what) != pid, 5, f"another {what}")
+            assert "ended as it was asked to" in s.log()
+        s.assert_went_on(streams)
+        s.assert_quiet(restarts=s.status()["stages"][0]["restarts"] + s.status()["stages"][1]["restarts"])
+
+
+# --- what outlives what -----------------------------------------------------------------------------------------------------------
+
+@case("full", seconds=60)
+def fc_launch_a_detached_service_outlives_mpirun():
+    with Launched(stages=2, detach=True) as s:
+        assert not any("mpirun" in command or "orted" in command for _, command in s.processes()), s.processes()
+        assert all(os.getsid(s.supervisor_pid(rank)) == s.supervisor_pid(rank) for rank in (0, 1))
+        streams = s.start_streams(2)
+        r = subprocess.run(s.command(), env=s.env, capture_output=True, text=True, timeout=20 * SLACK)  # once more is a mistake
+        assert r.returncode == 2 and f"held by the launcher with pid {s.supervisor_pid()}" in r.stderr, r
+        pid = s.kill(1)
+        wait_for(lambda: s.ready() and s.pid(1) != pid, 5, "the supervisor starts it again")
+        s.assert_went_on(streams)
+        os.kill(s.supervisor_pid(), signal.SIGTERM)
+        wait_for(lambda: not s.processes(), 5, "SIGTERM ends it all")
+        assert not os.path.exists(s.pid_file) and not os.path.exists(s.pid_file + ".1")
+
+
+@case("full", seconds=40)
+def fc_launch_before_it_is_ready_a_detached_service_ends_with_mpirun():
+    s = Launched(stages=2, detach=True, wait=False)
+    s.flags += ["--stage-program", s.script_for_stage_1("sleep 60")]
+    with s:
+        wait_for(lambda: len([1 for _, command in s.processes() if "sluice-stage-fake" in command]), 10, "it has begun")
+        s.job.kill()
+        wait_for(lambda: not s.processes(), 10, "all ends")
+        s.exit_code = s.job.wait()
+        assert "mpirun was ended before the service was ready" in s.log()
+
+
+def token(s):
+    return ["--token-file", s.file("token", "0123456789abcdef0123456789abcdef\n")]
+
+
+@case("full", seconds=60)
+def fc_launch_a_joined_stage_takes_the_place_of_a_lost_rank():
+    s = Launched(stages=2, detach=True)
+    s.flags += token(s)
+    with s:
+        streams = s.start_streams(tokens=600)
+        lost = s.pid(1)
+        os.kill(s.supervisor_pid(1), signal.SIGKILL)
+        wait_for(lambda: not alive(lost), 2, "its stage dies with it")
+        wait_for(lambda: not s.ready(), 2, "not ready")
+        wait_for(lambda: "the launcher of rank 1 is gone" in s.log(), 2, "rank 0 says so")
+        join = s.launcher("--join", f"127.0.0.1:{s.grpc_port}")
+        with open(s.path("join.log"), "wb") as log:
+            joiner = subprocess.Popen(join, env=s.env, stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            wait_for(s.ready, 10, "ready with the joined one")
+            s.assert_went_on(streams)
+            s.assert_quiet(restarts=s.status()["stages"][1]["restarts"])
+            joined = s.pid(1)
+            os.kill(joined, signal.SIGKILL)  # its launcher starts it again, too
+            wait_for(lambda: s.ready() and s.pid(1) != joined, 10, "the joined stage comes back")
+            os.kill(s.supervisor_pid(), signal.SIGTERM)
+            assert joiner.wait(10 * SLACK) == 0
+            with open(s.path("join.log")) as log:
+                assert "the coordinator needs it no more" in log.read()
+        finally:
+            joiner.kill()
+            joiner.wait()
+
+
+@case("full", seconds=60)
+def fc_launch_a_detached_rank_waits_for_rank_0_and_ends_when_told():
+    with Launched(stages=2, detach=True) as s:
+        other, stage = s.supervisor_pid(1), s.pid(1)
+        os.kill(s.supervisor_pid(0), signal.SIGKILL)
+        wait_for(lambda: len(s.processes()) == 2, 3, "rank 0's processes die with it")
+        time.sleep(3)
+        assert alive(other) and alive(stage), s.log()
+        assert s.log().count("is out of reach") == 1, s.log()
+        os.kill(other, signal.SIGTERM)
+        wait_for(lambda: not s.processes(), 3, "SIGTERM ends the other rank")
+        os.unlink(s.pid_file)  # of the killed one
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.modules[__name__]))
