@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "common/base/config.h"
+#include "deploy/holder.h"
 #include "deploy/job.h"
 #include "deploy/supervisor.h"
 
@@ -37,6 +38,7 @@ struct launcher {
     struct job job;
     struct supervisor sup;
     struct child *coordinator_child, *gateway_child;
+    struct holder *holder; /* rank 0: what clients hold on to while the gateway is restarted */
     enum phase phase;
     int ready, exit_code, kills;
     int64_t phase_until_ns;

@@ -77,6 +77,8 @@ enum status launch_add_children(struct launcher *l, struct error *err)
         supervisor_pass(l->coordinator_child, "READY", l->ready_pipe[1]);
         l->gateway_child = add_child(l, "gateway", "sluice-gateway", PROGRAM_GATEWAY);
         add_flag(l->gateway_child, "--coordinator", l->coordinator);
+        TRY(holder_create(&l->holder, err));
+        supervisor_pass(l->gateway_child, "HOLD", holder_gateway_fd(l->holder));
     }
     if (l->n_ranks > 1)
         return add_stage(l, l->rank, l->local, err);

@@ -140,6 +140,7 @@ static int ended_for_good(struct launcher *l, const struct child_end *end, const
         begin_end(l, EXIT_ASKED);
     } else {
         LOG_INFO("%s: it is not started again", what);
+        holder_clear(l->holder);
     }
     return 1;
 }
@@ -321,11 +322,13 @@ static int64_t next_time(const struct launcher *l)
 
 static void wait_events(struct launcher *l)
 {
-    struct pollfd fds[JOB_MAX_FDS + 3];
+    struct pollfd fds[JOB_MAX_FDS + 4];
     int n = 0;
     fds[n++] = (struct pollfd){l->signal_fd, POLLIN, 0};
     if (l->rank == 0)
         fds[n++] = (struct pollfd){l->ready_pipe[0], POLLIN, 0};
+    if (l->holder)
+        fds[n++] = (struct pollfd){holder_fd(l->holder), holder_events(l->holder), 0};
     if (l->starter_fd >= 0)
         fds[n++] = (struct pollfd){l->starter_fd, POLLIN, 0};
     if (l->n_ranks > 1)
@@ -342,6 +345,8 @@ void launch_supervise(struct launcher *l)
         wait_events(l);
         now = clock_now_ns();
         supervisor_listen(&l->sup, now);
+        if (l->holder)
+            holder_serve(l->holder); /* before the gateway's end is looked at: its last words first */
         read_signals(l, now);
         if (l->rank == 0)
             read_ready(l);
