@@ -3,9 +3,10 @@
 
 The vocabulary is byte-level BPE without merges, so that a text of n bytes has n tokens: ids 0..2 are <|endoftext|>,
 <|im_start|> and <|im_end|> (control), id 3 + b is byte b. The chat template is SmolLM2's. The weights are small and
-seeded: the model runs, and says nothing. Standard library only.
+seeded: the model runs, and says nothing. --more adds tokens of several bytes, from id 259 on, which no prompt has but a script
+may say. Standard library only.
 
-usage: make_fake_model.py OUT.gguf [--layers 8] [--context 32768] [--embd 64] [--name fake] [--seed 1]
+usage: make_fake_model.py OUT.gguf [--layers 8] [--context 32768] [--embd 64] [--name fake] [--seed 1] [--more HEX,HEX,...]
 """
 import argparse
 import random
@@ -37,6 +38,11 @@ def byte_texts():
     return texts
 
 
+def all_tokens(args):
+    spelled = byte_texts()
+    return SPECIAL + spelled + ["".join(spelled[b] for b in bytes.fromhex(more)) for more in args.more.split(",") if more]
+
+
 def text(s):
     raw = s.encode()
     return struct.pack("<Q", len(raw)) + raw
@@ -57,8 +63,8 @@ def key_array(name, kind, values):
 
 
 def metadata(args):
-    tokens = SPECIAL + byte_texts()
-    types = [CONTROL] * len(SPECIAL) + [NORMAL] * 256
+    tokens = all_tokens(args)
+    types = [CONTROL] * len(SPECIAL) + [NORMAL] * (len(tokens) - len(SPECIAL))
     head_dim = args.embd // N_HEADS
     return [
         key("general.architecture", TEXT, "llama"),
@@ -91,7 +97,7 @@ def metadata(args):
 def tensors(args):
     """(name, elements of a row, rows); 1 row: a norm. The head is tied."""
     n, kv = args.embd, args.embd // N_HEADS * N_KV_HEADS
-    out = [("token_embd.weight", n, len(SPECIAL) + 256), ("output_norm.weight", n, 1)]
+    out = [("token_embd.weight", n, len(all_tokens(args))), ("output_norm.weight", n, 1)]
     for i in range(args.layers):
         out += [(f"blk.{i}.{name}.weight", k, rows) for name, k, rows in (
             ("attn_norm", n, 1), ("attn_q", n, n), ("attn_k", n, kv), ("attn_v", n, kv), ("attn_output", n, n),
@@ -137,6 +143,7 @@ def main(argv=None):
     ap.add_argument("--embd", type=int, default=64, help="a multiple of 8")
     ap.add_argument("--name", default="fake")
     ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--more", default="", help="bytes of further tokens in hex")
     args = ap.parse_args(argv)
     if args.layers < 1 or args.context < 1 or args.embd < 8 or args.embd % (2 * N_HEADS):
         ap.error("layers and context from 1, embd a multiple of 8")
