@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -150,6 +151,136 @@ static void a_refusal_by_the_coordinator_is_its_exit_code(void **state)
     unlink(secret);
 }
 
+/* --- the next process -------------------------------------------------------------------------------------------------------------- */
+
+static const uint32_t prompt[] = {40, 41, 42};
+
+/* Starts life n of a stage as the launcher does: with its KV descriptor and the signal that ended the one before. */
+static pid_t run_life(struct mini *m, int life, int kv_fd, const char *script, struct from_stage *hello)
+{
+    const char *const flags[] = {"--coordinator", mini_address(m), script ? "--script" : NULL, script, NULL};
+    char text[16];
+    snprintf(text, sizeof text, "%d", kv_fd);
+    setenv("SLUICE_KV_FD", text, 1);
+    snprintf(text, sizeof text, "%d", life);
+    setenv("SLUICE_INCARNATION", text, 1);
+    setenv("SLUICE_LAST_SIGNAL", life ? "9" : "0", 1);
+    pid_t pid = run(flags);
+    unsetenv("SLUICE_KV_FD");
+    unsetenv("SLUICE_INCARNATION");
+    unsetenv("SLUICE_LAST_SIGNAL");
+    mini_await(m, FROM_STAGE_HELLO, hello);
+    return pid;
+}
+
+static struct msg_ack join(struct mini *m, uint64_t epoch)
+{
+    struct from_stage got;
+    mini_send(m, &(struct to_stage){.kind = TO_STAGE_EPOCH, .epoch = {.session = MINI_SESSION, .epoch = epoch}});
+    mini_await(m, FROM_STAGE_ACK, &got);
+    const struct msg_ack ack = got.ack;
+    mini_send(m, &(struct to_stage){.kind = TO_STAGE_LINKS, .links = {.session = MINI_SESSION, .epoch = epoch}});
+    mini_await(m, FROM_STAGE_READY, &got);
+    return ack;
+}
+
+static void end_by(pid_t pid, int signal_number)
+{
+    int status;
+    kill(pid, signal_number);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == signal_number);
+    fclose(log_file);
+}
+
+static void a_killed_process_leaves_its_pool_to_the_next_within_200_ms(void **state)
+{
+    (void)state;
+    struct mini *m = mini_open("127.0.0.1:0", "");
+    struct from_stage got;
+    int fd = memfd_create("kv-of-a-launcher", 0);
+    struct msg_ack first = {0};
+    for (int life = 0; life < 3; life++) {
+        int64_t start_ns = clock_now_ns();
+        pid_t pid = run_life(m, life, fd, NULL, &got);
+        assert_int_equal(got.hello.stage, STAGE_ANY);
+        assert_int_equal(got.hello.last_signal, life ? 9 : 0);
+        assert_int_equal(got.hello.incarnation & 0xffff, life);
+        mini_assign(m, 2);
+        int64_t ms = (clock_now_ns() - start_ns) / NS_PER_MS;
+        print_message("life %d: %lld ms from its start to LOADED\n", life, (long long)ms);
+        const struct msg_ack ack = join(m, (uint64_t)life + 1);
+        if (life == 0) {
+            first = ack;
+            assert_true(ack.kv_id && !ack.kv_session && !ack.kv_epoch && !ack.kv_tick);
+        } else {
+            assert_true(ms < 200);
+            assert_true(ack.kv_id == first.kv_id && ack.kv_session == MINI_SESSION && ack.kv_tick == 1);
+            assert_int_equal(ack.kv_epoch, life);
+        }
+        mini_tick(m, (uint64_t)life + 1, prompt, 3);
+        mini_await(m, FROM_STAGE_RESULT, &got);
+        assert_int_equal(got.result->status, STATUS_OK);
+        mini_release(&got);
+        end_by(pid, SIGKILL);
+    }
+    close(fd);
+    mini_close(m);
+}
+
+static char *script_file(const char *text)
+{
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/sluice-script-XXXXXX");
+    int fd = mkstemp(path);
+    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
+    close(fd);
+    return path;
+}
+
+/* Runs the tick that kills it; returns the signal. */
+static int signal_of_tick(struct mini *m, pid_t pid, uint64_t epoch)
+{
+    int status;
+    mini_assign(m, 2);
+    join(m, epoch);
+    mini_tick(m, epoch, prompt, 3);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    fclose(log_file);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+static void poison_kills_every_life_and_a_line_for_one_life_only_that(void **state)
+{
+    (void)state;
+    struct mini *m = mini_open("127.0.0.1:0", "");
+    struct from_stage got;
+    char *script = script_file("stage 0 poison 41\nstage 1 poison 40\n");
+    for (int life = 0; life < 2; life++) {
+        pid_t pid = run_life(m, life, -1, script, &got);
+        assert_int_equal(signal_of_tick(m, pid, 1), SIGSEGV);
+    }
+    unlink(script);
+    script = script_file("life 0 poison 42 6\nlife 1 crash_tick 2\n");
+    pid_t pid = run_life(m, 0, -1, script, &got);
+    assert_int_equal(signal_of_tick(m, pid, 1), SIGABRT);
+    pid = run_life(m, 1, -1, script, &got);
+    mini_assign(m, 2);
+    for (uint64_t epoch = 1; epoch <= 2; epoch++) {
+        join(m, epoch);
+        mini_tick(m, epoch, prompt, 3);
+        if (epoch == 1)
+            mini_await(m, FROM_STAGE_RESULT, &got);
+    }
+    mini_release(&got);
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    fclose(log_file);
+    unlink(script);
+    mini_close(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -157,6 +288,8 @@ int main(void)
         cmocka_unit_test(a_taken_data_address_is_exit_code_4),
         cmocka_unit_test(sigterm_ends_it_soon_and_sigusr2_dumps_its_trace),
         cmocka_unit_test(a_refusal_by_the_coordinator_is_its_exit_code),
+        cmocka_unit_test(a_killed_process_leaves_its_pool_to_the_next_within_200_ms),
+        cmocka_unit_test(poison_kills_every_life_and_a_line_for_one_life_only_that),
     };
     log_set_levels("error", NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
