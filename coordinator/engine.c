@@ -204,6 +204,7 @@ static void end_all(struct engine *e)
     engine__fail_all(e, &e->running, &why);
     engine__fail_all(e, &e->parked, &why);
     engine__fail_all(e, &e->queued, &why);
+    pipeline_stop(e->pipeline); /* EXIT: the stages are needed no more */
     for (int i = 0; i < ENGINE_MAX_ATTACHMENTS; i++)
         if (e->attachments[i].id)
             attachment_close(&e->attachments[i], &why);
