@@ -216,7 +216,7 @@ def fc_launch_a_detached_service_outlives_mpirun():
 @case("full", seconds=40)
 def fc_launch_before_it_is_ready_a_detached_service_ends_with_mpirun():
     s = Launched(stages=2, detach=True, wait=False)
-    s.flags += ["--stage-program", s.script_for_stage_1("sleep 60")]
+    s.flags += ["--stage-program", s.script_for_stage_1("exec sleep 60")]
     with s:
         wait_for(lambda: len([1 for _, command in s.processes() if "sluice-stage-fake" in command]), 10, "it has begun")
         s.job.kill()
