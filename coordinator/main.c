@@ -10,6 +10,7 @@
 #include "common/base/clock.h"
 #include "common/base/trace.h"
 #include "coordinator/service.h"
+#include "rpc/grpc/tls.h"
 
 #define LOG_MODULE "main"
 #include "common/base/log.h"
@@ -26,6 +27,7 @@ struct coordinator {
     struct engine *engine;
     struct service *service;
     char secret[65];
+    struct rpc_tls *tls;
     char *names; /* cut at the commas */
     struct service_options options;
 };
@@ -37,8 +39,10 @@ static enum status check_config(struct coordinator *c, struct error *err)
         return error_set(err, STATUS_CONFIG, "--model FILE is missing");
     TRY(address_parse(c->config.grpc, -1, "grpc", &a, err));
     TRY(config_secret(&c->config, c->secret, err));
-    if (!address_is_loopback(&a) && !c->secret[0])
-        return error_set(err, STATUS_CONFIG, "--grpc %s can be reached from other machines: give --token-file", c->config.grpc);
+    TRY(rpc_tls_open(&(struct rpc_tls_files){c->config.tls_cert, c->config.tls_key, c->config.tls_ca}, &c->tls, err));
+    if (!address_is_loopback(&a) && !c->secret[0] && !rpc_tls_is_mutual(c->tls))
+        return error_set(err, STATUS_CONFIG, "--grpc %s can be reached from other machines: give --token-file or --tls-ca",
+                         c->config.grpc);
     if (strcmp(c->config.kv_type, "f16") != 0)
         return error_set(err, STATUS_CONFIG, "--kv-type: %s is not built yet; f16 is", c->config.kv_type);
     return STATUS_OK;
@@ -116,6 +120,7 @@ static enum status start(struct coordinator *c, struct error *err)
     o->workers = c->workers;
     o->model = &c->model;
     o->secret = c->secret;
+    o->tls = c->tls;
     o->text = (struct text_context){c->tokenizer, c->chat_template, (uint32_t)context,
                                     c->config.max_answer_tokens > 0 ? (uint32_t)c->config.max_answer_tokens : UINT32_MAX};
     TRY(service_create(o, &c->service, err));
@@ -141,6 +146,7 @@ static void end(struct coordinator *c)
     if (c->tokenizer)
         tokenizer_destroy(c->tokenizer);
     model_close(&c->model);
+    rpc_tls_close(c->tls);
     free(c->names);
 }
 
@@ -178,6 +184,8 @@ static void serve(struct coordinator *c, const sigset_t *set)
         int sig = wait_signal(set, 50), draining = drain_until != INT64_MAX;
         if (sig == SIGUSR2)
             trace_dump(STDERR_FILENO, 0);
+        if (sig == SIGHUP)
+            rpc_tls_reload_logged(c->tls);
         if (sig == SIGUSR1) { /* as if it had been killed: the stages stay, the gateways resume their streams with the next one */
             LOG_INFO("SIGUSR1: making room for the next process");
             _exit(EXIT_AGAIN);

@@ -452,7 +452,7 @@ enum status service_create(const struct service_options *o, struct service **out
     size_t body = (size_t)o->config->max_body_mib << 20;
     s->max_text_bytes = body * 4;
     s->arena_bytes = body * ARENA_PER_BODY_BYTE;
-    const struct rpc_options rpc = {o->secret, (int64_t)body, (int)o->config->heartbeat_ms};
+    const struct rpc_options rpc = {o->secret, (int64_t)body, (int)o->config->heartbeat_ms, o->tls};
     enum status st = resume_key_init(&s->resume, o->secret, o->model->hash, err);
     if (st == STATUS_OK)
         st = rpc_loop_create(&s->loop, err);

@@ -14,6 +14,7 @@
 #include "coordinator/text_workers.h"
 
 struct service;
+struct rpc_tls;
 
 struct service_options {
     const struct config *config;
@@ -24,6 +25,7 @@ struct service_options {
     const char *names[16];      /* names the model answers to */
     uint32_t n_names;
     const char *secret;         /* "": none */
+    struct rpc_tls *tls;        /* NULL: none */
 };
 
 /* Listens on config->grpc and starts to serve. */

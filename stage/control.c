@@ -187,7 +187,8 @@ static enum status start(struct control *c, struct error *err)
 {
     const struct rpc_options rpc = {.secret = c->o.secret,
                                     .max_message_bytes = c->o.max_message_bytes,
-                                    .heartbeat_ms = c->o.heartbeat_ms};
+                                    .heartbeat_ms = c->o.heartbeat_ms,
+                                    .tls = c->o.tls};
     const struct stage_client_events events = {
         .ctx = c, .on_open = on_open, .on_message = on_message, .on_closed = on_closed, .plan_acquire = plan_acquire};
     TRY(worker_create(&c->o.worker, &c->worker, err));

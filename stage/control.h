@@ -20,6 +20,7 @@ struct control;
 struct control_options {
     const char *coordinator;  /* HOST:PORT */
     const char *secret;       /* "": none */
+    struct rpc_tls *tls;      /* NULL: none */
     uint32_t stage;           /* of --stage, or STAGE_ANY; the assignment decides */
     int heartbeat_ms;
     int64_t max_message_bytes;

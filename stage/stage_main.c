@@ -14,6 +14,7 @@
 #include "common/base/address.h"
 #include "common/base/log.h"
 #include "common/base/trace.h"
+#include "rpc/grpc/tls.h"
 #include "stage/control.h"
 
 enum { END_LIMIT_S = 2 };
@@ -23,6 +24,7 @@ struct stage_program {
     struct stage_setup setup;
     stage_create_compute *create;
     char secret[65];
+    struct rpc_tls *tls;
 };
 
 static enum status create_compute(void *ctx, struct compute **out, struct error *err)
@@ -106,6 +108,11 @@ static uint64_t make_incarnation(void)
     return starts ? (random & ~0xffffull) | (strtoull(starts, NULL, 10) & 0xffff) : random;
 }
 
+static enum status open_tls(struct stage_program *p, struct error *err)
+{
+    return rpc_tls_open(&(struct rpc_tls_files){p->config.tls_cert, p->config.tls_key, p->config.tls_ca}, &p->tls, err);
+}
+
 static enum status check_config(const struct config *c, struct error *err)
 {
     struct address a;
@@ -123,9 +130,11 @@ static enum status start(struct stage_program *p, struct rpc_loop *loop, struct 
     const struct link_socket_options sockets = {
         .kind = strcmp(c->link, "unix") == 0 ? LINK_KIND_UNIX : strcmp(c->link, "tcp") == 0 ? LINK_KIND_TCP : LINK_KIND_AUTO,
         .data = c->data,
-        .coordinator = c->coordinator};
+        .coordinator = c->coordinator,
+        .tls = rpc_tls_is_mutual(p->tls)};
     struct control_options o = {.coordinator = c->coordinator,
                                 .secret = p->secret,
+                                .tls = p->tls,
                                 .stage = p->setup.stage,
                                 .heartbeat_ms = (int)c->heartbeat_ms,
                                 .max_message_bytes = 64ll << 20,
@@ -146,13 +155,15 @@ static void *end_anyway(void *arg)
     _exit(EXIT_ASKED);
 }
 
-static void wait_for_signal(const sigset_t *set, struct control *c)
+static void wait_for_signal(const sigset_t *set, struct control *c, struct rpc_tls *tls)
 {
     for (;;) {
         int number = sigwaitinfo(set, NULL);
         if (number == SIGUSR2) {
             control_dump(c);
             trace_dump(STDERR_FILENO, 0);
+        } else if (number == SIGHUP) {
+            rpc_tls_reload_logged(tls);
         } else if (number == SIGTERM || number == SIGINT) {
             LOG_INFO("signal %d: ending", number);
             return;
@@ -183,7 +194,8 @@ int stage_main(int argc, char **argv, stage_create_compute *create)
         log_open(name);
     }
     if (log_set_levels(p.config.log, &err) != STATUS_OK || check_config(&p.config, &err) != STATUS_OK ||
-        config_secret(&p.config, p.secret, &err) != STATUS_OK || fill_setup(&p, &err) != STATUS_OK)
+        config_secret(&p.config, p.secret, &err) != STATUS_OK || open_tls(&p, &err) != STATUS_OK ||
+        fill_setup(&p, &err) != STATUS_OK)
         return fail(&err);
     trace_install_crash_handler();
     /* Every thread inherits the mask: signals come to sigwaitinfo only. */
@@ -207,7 +219,7 @@ int stage_main(int argc, char **argv, stage_create_compute *create)
         rpc_loop_destroy(loop);
         return code;
     }
-    wait_for_signal(&set, control);
+    wait_for_signal(&set, control, p.tls);
     pthread_t watchdog;
     if (pthread_create(&watchdog, NULL, end_anyway, NULL) != 0)
         _exit(EXIT_ASKED);

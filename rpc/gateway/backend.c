@@ -83,7 +83,7 @@ static void on_metrics(void *ctx, const struct error *err, const char *text, siz
     atomic_store(&b->metrics_out, 0);
 }
 
-enum status backend_create(struct rpc_loop *loop, const struct config *c, struct backend **out, struct error *err)
+enum status backend_create(struct rpc_loop *loop, const struct config *c, struct rpc_tls *tls, struct backend **out, struct error *err)
 {
     struct backend *b = calloc(1, sizeof *b);
     if (!b)
@@ -96,7 +96,7 @@ enum status backend_create(struct rpc_loop *loop, const struct config *c, struct
     b->created_ns = clock_now_ns();
     enum status s = config_secret(c, b->secret, err);
     struct rpc_options o = {
-        .secret = b->secret, .max_message_bytes = c->max_body_mib << 20, .heartbeat_ms = (int)c->heartbeat_ms};
+        .secret = b->secret, .max_message_bytes = c->max_body_mib << 20, .heartbeat_ms = (int)c->heartbeat_ms, .tls = tls};
     if (s == STATUS_OK)
         s = rpc_channel_create(loop, c->coordinator, &o, &b->channel, err);
     if (s != STATUS_OK) {

@@ -25,7 +25,8 @@ struct model_card {
 
 struct backend;
 
-enum status backend_create(struct rpc_loop *loop, const struct config *c, struct backend **out, struct error *err);
+/* tls: how to reach the coordinator (rpc.h). */
+enum status backend_create(struct rpc_loop *loop, const struct config *c, struct rpc_tls *tls, struct backend **out, struct error *err);
 /* Waits for calls that are under way. Not on the loop's thread. */
 void backend_destroy(struct backend *b);
 struct rpc_channel *backend_channel(struct backend *b);

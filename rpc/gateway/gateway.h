@@ -16,11 +16,13 @@
 #include "rpc/gateway/backend.h"
 
 struct server;
+struct rpc_tls;
 
 struct gateway {
     const struct config *config;
     struct backend *backend;
     struct auth *auth;
+    struct rpc_tls *tls; /* NULL: plain HTTP; without a CA for HTTPS only */
     struct server *server;
     atomic_int draining;
     atomic_uint_fast64_t write_stalled;
