@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/address.h"
+#include "common/base/beat.h"
 #include "common/base/log.h"
 #include "common/base/trace.h"
 #include "rpc/grpc/tls.h"
@@ -47,6 +48,8 @@ static void over(void *ctx, enum status why, const char *message)
         LOG_INFO("asked to end%s%s", message[0] ? ": " : "", message);
     else
         LOG_ERROR("%s: %s", status_text(why), message);
+    if (why == STATUS_OK)
+        beat_released();
     _exit(exit_code(why));
 }
 
@@ -162,6 +165,9 @@ static void wait_for_signal(const sigset_t *set, struct control *c, struct rpc_t
         if (number == SIGUSR2) {
             control_dump(c);
             trace_dump(STDERR_FILENO, 0);
+        } else if (number == SIGUSR1) {
+            LOG_INFO("SIGUSR1: making room for the next process");
+            _exit(EXIT_AGAIN);
         } else if (number == SIGHUP) {
             rpc_tls_reload_logged(tls);
         } else if (number == SIGTERM || number == SIGINT) {
@@ -212,7 +218,9 @@ int stage_main(int argc, char **argv, stage_create_compute *create)
     struct control *control = NULL;
     if ((err.status = rpc_loop_create(&loop, &err)) != STATUS_OK)
         return fail(&err);
-    enum status s = start(&p, loop, &control, &err);
+    enum status s = rpc_loop_beat(loop, (int)p.config.heartbeat_ms);
+    if (s == STATUS_OK)
+        s = start(&p, loop, &control, &err);
     if (s != STATUS_OK) {
         err.status = s;
         int code = fail(&err);
@@ -220,6 +228,7 @@ int stage_main(int argc, char **argv, stage_create_compute *create)
         return code;
     }
     wait_for_signal(&set, control, p.tls);
+    beat_ending();
     pthread_t watchdog;
     if (pthread_create(&watchdog, NULL, end_anyway, NULL) != 0)
         _exit(EXIT_ASKED);
