@@ -15,7 +15,7 @@
 #include "rpc/grpc/stage_api.h"
 
 /* A coordinator that reads nothing fills the stream's 64 messages; the compute thread waits so long before one is lost. */
-enum { FULL_PAUSE_US = 1000, FULL_LIMIT_MS = 10000, FATAL_FLUSH_MS = 200, LOOK_MS = 100 };
+enum { FULL_PAUSE_US = 1000, FULL_LIMIT_MS = 10000, FATAL_FLUSH_MS = 200, LOOK_MS = 100, MISSED_BEATS = 4 };
 
 struct control {
     struct control_options o;
@@ -118,6 +118,12 @@ static void on_timer(void *arg)
         worker_heartbeat(c->worker, &m.heartbeat);
         if (c->open)
             stage_client_send(c->client, &m); /* one that finds no room says nothing that the next will not */
+        struct from_stage lost = {.kind = FROM_STAGE_FAILED};
+        if (worker_link_is_silent(c->worker, (uint32_t)(MISSED_BEATS * c->heartbeat_ms), &lost.failed)) {
+            LOG_WARN("%s", lost.failed.message);
+            if (c->open)
+                stage_client_send(c->client, &lost);
+        }
     }
     set_timer(c);
 }

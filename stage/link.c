@@ -54,6 +54,11 @@ void link_abort(struct link *l)
     l->table->abort(l);
 }
 
+uint32_t link_unheard_ms(struct link *l)
+{
+    return l->table->unheard_ms ? l->table->unheard_ms(l) : 0;
+}
+
 void link_destroy(struct link *l)
 {
     if (l)

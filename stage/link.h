@@ -29,6 +29,7 @@ struct link_table {
                          size_t *put, struct error *err);
     void (*abort)(struct link *l);
     void (*destroy)(struct link *l);
+    uint32_t (*unheard_ms)(struct link *l); /* NULL: always 0 */
 };
 
 /* Waits until deadline_ns (0: not at all) for at least one byte and takes at most len. *got is 0 only without a wait. */
@@ -40,6 +41,10 @@ enum status link_read_all(struct link *l, void *buf, size_t len, uint32_t silenc
 enum status link_write_all(struct link *l, struct iovec *iov, int n_iov, uint32_t silence_ms, struct link *also,
                            enum status (*drain)(void *ctx, struct error *err), void *ctx, struct error *err);
 void link_abort(struct link *l);
+/* For how long bytes that were written have waited for a word of the other host, as far as earlier calls can tell; 0: none wait.
+ * A kernel acknowledges for a process that computes, is stopped or reads slowly: only a host or a way that is gone says nothing.
+ * Any thread, one at a time. */
+uint32_t link_unheard_ms(struct link *l);
 void link_destroy(struct link *l); /* NULL is nothing */
 
 struct link_pair {

@@ -178,7 +178,7 @@ static void mem_destroy(struct link *base)
     free(l);
 }
 
-static const struct link_table mem_table = {mem_read, mem_write, mem_abort, mem_destroy};
+static const struct link_table mem_table = {mem_read, mem_write, mem_abort, mem_destroy, NULL};
 
 static struct link *link_of(struct mem_pipe *p)
 {

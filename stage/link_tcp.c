@@ -27,6 +27,7 @@ struct socket_link {
     int fd;
     struct link_tls *tls; /* NULL: plain */
     atomic_int aborted;
+    int64_t heard_ns; /* of socket_unheard_ms: the last look at which nothing waited, or the last word since */
 };
 
 static int left_ms(int64_t deadline_ns)
@@ -133,7 +134,22 @@ static void socket_destroy(struct link *base)
     free(l);
 }
 
-static const struct link_table socket_table = {socket_read, socket_write, socket_abort, socket_destroy};
+static uint32_t socket_unheard_ms(struct link *base)
+{
+    struct socket_link *l = (struct socket_link *)base;
+    struct tcp_info info;
+    socklen_t len = sizeof info;
+    if (getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0)
+        return 0; /* a UNIX socket: the other end is on this host */
+    int64_t now_ns = clock_now_ns(), ack_ns = now_ns - info.tcpi_last_ack_recv * NS_PER_MS;
+    if (info.tcpi_unacked == 0 || l->heard_ns == 0)
+        l->heard_ns = now_ns;
+    else if (ack_ns > l->heard_ns)
+        l->heard_ns = ack_ns;
+    return (uint32_t)((now_ns - l->heard_ns) / NS_PER_MS);
+}
+
+static const struct link_table socket_table = {socket_read, socket_write, socket_abort, socket_destroy, socket_unheard_ms};
 
 enum status link_socket_create(int fd, struct link_tls *tls, struct link **out)
 {

@@ -444,6 +444,22 @@ void worker_heartbeat(struct worker *w, struct msg_heartbeat *out)
     pthread_mutex_unlock(&w->lock);
 }
 
+int worker_link_is_silent(struct worker *w, uint32_t limit_ms, struct msg_failed *out)
+{
+    pthread_mutex_lock(&w->lock);
+    uint32_t ms = w->links.out ? link_unheard_ms(w->links.out) : 0;
+    int is_silent = ms >= limit_ms && (w->silent.session != w->joined.session || w->silent.epoch != w->joined.epoch);
+    if (is_silent) {
+        w->silent = w->joined;
+        *out = (struct msg_failed){
+            .session = w->joined.session, .epoch = w->joined.epoch, .tick = w->tick, .status = STATUS_LINK};
+        snprintf(out->message, sizeof out->message, "link to stage %u: its host has said nothing for %u ms",
+                 (w->assign.stage + 1) % w->assign.n_stages, ms); /* it stays as it is while there are links */
+    }
+    pthread_mutex_unlock(&w->lock);
+    return is_silent;
+}
+
 void worker_counters(struct worker *w, struct worker_counters *out)
 {
     pthread_mutex_lock(&w->lock);

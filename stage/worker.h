@@ -58,6 +58,9 @@ void worker_post(struct worker *w, const struct to_stage *m);
 /* The coordinator is gone: leave the epoch, keep the weights. */
 void worker_detach(struct worker *w);
 void worker_heartbeat(struct worker *w, struct msg_heartbeat *out);
+/* 1, once an epoch: what this stage has sent over its link has been without any word of the other host for limit_ms. The compute
+ * thread may have nothing to wait for there and would find out much later. Ask about as often as a heartbeat is due. */
+int worker_link_is_silent(struct worker *w, uint32_t limit_ms, struct msg_failed *out);
 
 struct worker_counters {
     uint64_t ticks, failures;

@@ -50,6 +50,7 @@ struct worker {
     struct worker_counters count;
     struct msg_epoch joined;     /* for heartbeats */
     uint64_t tick, n_detached;
+    struct msg_epoch silent;     /* in which the link was found to be silent */
 
     atomic_uint_fast64_t generation; /* grows with every EPOCH, detach and stop; changed under lock */
     atomic_int busy;

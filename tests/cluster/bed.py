@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.join(HERE, "../integ"))
 import service  # noqa: E402
 from reference import reference  # noqa: E402
 from runner import Skip  # noqa: E402
-from service import BIN, Service  # noqa: E402
+from service import BIN, Service, wait_for  # noqa: E402
 
 __all__ = ["Cluster", "Network", "address", "require"]
 CLONE_NEWNET = 0x40000000
@@ -32,6 +32,7 @@ net=({net}) uts=({uts}) host=$1 node=${{1#node}}
 shift
 exec nsenter --net=/proc/{pid}/fd/${{net[$node]}} --uts=/proc/{pid}/fd/${{uts[$node]}} /bin/sh -c "$*"
 """
+TOKEN = "0123456789abcdef0123456789abcdef\n"
 DEFAULTS = ["--kv-block", "16", "--queue-requests", "32", "--decode-share", "0.5", "--max-stall-ms", "200", "--log", "info,backend=error"]
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -141,9 +142,10 @@ def is_zombie(pid):
 
 
 class Cluster(Service):
-    """One stage a node, started by mpirun from node 0; the flags are the launcher's. spares: nodes without a rank."""
+    """One stage a node, started by mpirun from node 0; the flags are the launcher's. spares: nodes without a rank. detach: mpirun
+    returns when it serves, and every rank leaves a supervisor."""
 
-    def __init__(self, nodes=3, spares=0, flags=(), script=None, delay_us=0, **more):
+    def __init__(self, nodes=3, spares=0, flags=(), script=None, delay_us=0, detach=False, **more):
         require()
         reference([service.FIRST_BYTE], 1)  # its program shall not live on a node
         self.given = list(flags)
@@ -152,7 +154,10 @@ class Cluster(Service):
             self.home = os.open("/proc/self/ns/net", os.O_RDONLY)
             self.net.enter(0)
             super().__init__(stages=nodes, script=script, **more)
-            self.script = script
+            self.script, self.detach = script, detach
+            self.more_logs = [self.path("detached")]
+            self.token = self.file("token", TOKEN)
+            os.chmod(self.token, 0o600)
             self.env.update({"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_plm_rsh_agent": self.net.agent(self.path("agent")),
                              "OMPI_MCA_btl_tcp_if_include": "eth0", "OMPI_MCA_oob_tcp_if_include": "eth0"})
             if delay_us:
@@ -172,27 +177,60 @@ class Cluster(Service):
             costs = "".join(f"{name} {value}\n" for name, value in zip(("tick_us", "row_us", "token_us"), self.costs))
             flags += ["--stage-program", os.path.join(BIN, "sluice-stage-fake"), "--context", str(self.context),
                       "--script", self.file("costs", costs + (self.script or ""))]
-        return [*flags, "--model", self.model, *self.given]
+        if self.detach:
+            flags += ["--detach", "--pid-file", self.path("pid"), "--log-file", self.path("detached")]
+        return [*flags, "--token-file", self.token, "--model", self.model, *self.given]
 
     def command(self):
         hosts = ",".join(f"node{i}" for i in range(self.stages))
         return self.net.on(0, ["mpirun", "--host", hosts, "-np", str(self.stages), os.path.join(BIN, "sluice-launch"), *self.launcher_flags()])
 
+    def start_on(self, node, program, *flags):
+        """A program of the service on a node, by hand; its output belongs to the log."""
+        self.more_logs.append(self.path(f"more-{len(self.more_logs)}"))
+        with open(self.more_logs[-1], "wb") as log:
+            return subprocess.Popen(self.net.on(node, [os.path.join(BIN, program), *flags, "--token-file", self.token]), stdout=log,
+                                    stderr=log, stdin=subprocess.DEVNULL, env={**self.env, "SLUICE_BIN": BIN}, start_new_session=True)
+
+    def join(self, node):
+        """A launcher that brings a stage of its own."""
+        stage = ["--stage-program", os.path.join(BIN, "sluice-stage-fake"), "--script", self.path("costs")] if self.fake else []
+        return self.start_on(node, "sluice-launch", "--join", f"{address(0)}:{self.grpc_port}", "--model", self.model, *stage)
+
+    def lose(self, node):
+        """Its power fails."""
+        self.net.tell(f"cut {node}")
+        self.net.kill(node)
+
     def wait_ready(self, seconds):
         until = time.monotonic() + seconds
         while not self.ready():
-            assert self.job.poll() is None, f"the job ended with {self.job.returncode} before it was ready"
+            ended = self.job.poll()
+            assert ended is None or (ended == 0 and self.detach), f"the job ended with {ended} before it was ready"
             assert time.monotonic() < until, f"not ready within {seconds} s"
             time.sleep(0.02)
 
-    def ask_to_end(self):
-        self.job.send_signal(signal.SIGUSR1)
+    def log(self):
+        texts = [super().log()]
+        for path in filter(os.path.exists, self.more_logs):
+            with open(path, errors="replace") as f:
+                texts.append(f.read())
+        return "".join(texts)
+
+    def launcher_pid(self, rank=0):
+        """Of a detached rank's supervisor."""
+        with open(self.path("pid") + (f".{rank}" if rank else "")) as f:
+            return int(f.read())
 
     def end(self):
         try:
-            if self.exit_code is None:
+            if self.detach:
+                os.kill(self.launcher_pid(), signal.SIGTERM)
+                self.wait_exit(0, 1)  # mpirun's, long ago
+                wait_for(lambda: not self.processes(), 5, "every rank has ended")
+            elif self.exit_code is None:
                 if self.job.poll() is None:
-                    self.ask_to_end()
+                    self.job.send_signal(signal.SIGUSR1)
                 self.wait_exit(0, 10)
             self.assert_nothing_left()
             self.assert_clean_log()

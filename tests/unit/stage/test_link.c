@@ -67,6 +67,29 @@ static void every_byte_arrives_in_order(void **state)
     }
 }
 
+/* Its kernel still answers; that nobody answers is for tests/cluster, which can cut a way. */
+static void a_reader_that_reads_nothing_is_no_silent_host(void **state)
+{
+    (void)state;
+    static uint8_t bytes[1 << 20];
+    for (enum how how = IN_MEMORY; how < N_WAYS; how++) {
+        struct end e[2];
+        struct error err;
+        enum status s = STATUS_OK;
+        ends_open(how, e);
+        while (s == STATUS_OK) {
+            struct iovec iov = {bytes, sizeof bytes};
+            s = link_write_all(e[0].pair.out, &iov, 1, 20, NULL, no_drain, NULL, &err);
+        }
+        assert_int_equal(s, STATUS_TIMEOUT); /* all buffers are full */
+        for (int i = 0; i < 10; i++) {
+            assert_in_range(link_unheard_ms(e[0].pair.out), 0, 150);
+            usleep(40000);
+        }
+        ends_close(e);
+    }
+}
+
 static void a_silent_or_closed_other_end_is_told_apart(void **state)
 {
     (void)state;
@@ -396,6 +419,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_byte_arrives_in_order),
+        cmocka_unit_test(a_reader_that_reads_nothing_is_no_silent_host),
         cmocka_unit_test(a_silent_or_closed_other_end_is_told_apart),
         cmocka_unit_test(an_abort_wakes_reader_writer_and_whoever_forms),
         cmocka_unit_test(a_waiting_writer_lets_the_other_direction_drain),
