@@ -184,6 +184,33 @@ static void the_next_coordinator_finds_the_weights_in_place(void **state)
     stop();
 }
 
+/* Coordinators come and go, some after a while without one: the time from where one listens until HELLO is there. */
+static void a_stage_finds_the_next_coordinator_soon(void **state)
+{
+    (void)state;
+    struct from_stage m;
+    char address[64];
+    int64_t worst_ns = 0, sum_ns = 0;
+    enum { N = 6 };
+    start(NULL, "the-secret-of-this-job");
+    mini_await(t.coordinator, FROM_STAGE_HELLO, &m);
+    snprintf(address, sizeof address, "%s", mini_address(t.coordinator));
+    for (int i = 0; i < N; i++) {
+        mini_close(t.coordinator);
+        usleep((useconds_t)i * 70000);
+        int64_t start_ns = clock_now_ns();
+        t.coordinator = mini_open(address, "the-secret-of-this-job");
+        mini_await(t.coordinator, FROM_STAGE_HELLO, &m);
+        int64_t ns = clock_now_ns() - start_ns;
+        worst_ns = ns > worst_ns ? ns : worst_ns;
+        sum_ns += ns;
+    }
+    print_message("HELLO %lld ms after the coordinator on the average, %lld at worst\n", (long long)(sum_ns / N / NS_PER_MS),
+                  (long long)(worst_ns / NS_PER_MS));
+    assert_true(worst_ns < 300 * NS_PER_MS);
+    stop();
+}
+
 static void a_wrong_token_ends_the_stage(void **state)
 {
     (void)state;
@@ -216,6 +243,7 @@ int main(void)
         cmocka_unit_test(a_stage_attaches_says_who_it_is_and_runs_a_tick),
         cmocka_unit_test(a_stage_whose_compute_is_stuck_beats_and_obeys_exit),
         cmocka_unit_test(the_next_coordinator_finds_the_weights_in_place),
+        cmocka_unit_test(a_stage_finds_the_next_coordinator_soon),
         cmocka_unit_test(a_wrong_token_ends_the_stage),
         cmocka_unit_test(an_assignment_that_cannot_be_loaded_is_told_and_ends_the_stage),
     };

@@ -19,10 +19,11 @@ extern char **environ;
 
 static char words[4096]; /* stderr of the last program */
 static FILE *log_file;
+static const char *model; /* NULL: fake stages */
 
-static pid_t run(const char *const *flags)
+static pid_t run_program(const char *program, const char *const *flags)
 {
-    char *argv[16] = {(char *)(uintptr_t)STAGE_PROGRAM};
+    char *argv[16] = {(char *)(uintptr_t)program};
     int n = 1;
     for (; flags[n - 1]; n++)
         argv[n] = (char *)(uintptr_t)flags[n - 1];
@@ -31,9 +32,14 @@ static pid_t run(const char *const *flags)
     log_file = tmpfile();
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, fileno(log_file), STDERR_FILENO);
-    assert_int_equal(posix_spawn(&pid, STAGE_PROGRAM, &actions, NULL, argv, environ), 0);
+    assert_int_equal(posix_spawn(&pid, program, &actions, NULL, argv, environ), 0);
     posix_spawn_file_actions_destroy(&actions);
     return pid;
+}
+
+static pid_t run(const char *const *flags)
+{
+    return run_program(STAGE_PROGRAM, flags);
 }
 
 /* The exit code, within five seconds; a signal counts as 1000. */
@@ -158,14 +164,15 @@ static const uint32_t prompt[] = {40, 41, 42};
 /* Starts life n of a stage as the launcher does: with its KV descriptor and the signal that ended the one before. */
 static pid_t run_life(struct mini *m, int life, int kv_fd, const char *script, struct from_stage *hello)
 {
-    const char *const flags[] = {"--coordinator", mini_address(m), script ? "--script" : NULL, script, NULL};
+    const char *const fake[] = {"--coordinator", mini_address(m), script ? "--script" : NULL, script, NULL};
+    const char *const real[] = {"--coordinator", mini_address(m), "--model", model, "--threads", "1", NULL};
     char text[16];
     snprintf(text, sizeof text, "%d", kv_fd);
     setenv("SLUICE_KV_FD", text, 1);
     snprintf(text, sizeof text, "%d", life);
     setenv("SLUICE_INCARNATION", text, 1);
     setenv("SLUICE_LAST_SIGNAL", life ? "9" : "0", 1);
-    pid_t pid = run(flags);
+    pid_t pid = model ? run_program(MODEL_STAGE_PROGRAM, real) : run(fake);
     unsetenv("SLUICE_KV_FD");
     unsetenv("SLUICE_INCARNATION");
     unsetenv("SLUICE_LAST_SIGNAL");
@@ -228,6 +235,43 @@ static void a_killed_process_leaves_its_pool_to_the_next_within_200_ms(void **st
     mini_close(m);
 }
 
+/* A stage of the real model: what it measured before is what it says after, without measuring. */
+static void a_killed_stage_of_a_model_does_not_measure_again(void **state)
+{
+    (void)state;
+    struct mini *m = mini_open("127.0.0.1:0", "");
+    struct from_stage got, loaded[2];
+    int fd = memfd_create("kv-of-a-launcher", 0);
+    struct msg_ack ack[2];
+    int32_t id[2];
+    int64_t ms[2];
+    for (int life = 0; life < 2; life++) {
+        int64_t start_ns = clock_now_ns();
+        pid_t pid = run_life(m, life, fd, NULL, &got);
+        const struct to_stage assign = {.kind = TO_STAGE_ASSIGN,
+                                        .assign = {.n_stages = 1, .end_layer = got.hello.n_layers, .slots = 4, .context = 2048,
+                                                   .kv_block = 64, .max_rows = 32, .heartbeat_ms = 20, .stuck_ms = 5000,
+                                                   .window = 2, .kv_type = "f16"}};
+        mini_send(m, &assign);
+        mini_await(m, FROM_STAGE_LOADED, &loaded[life]);
+        ms[life] = (clock_now_ns() - start_ns) / NS_PER_MS;
+        ack[life] = join(m, (uint64_t)life + 1);
+        mini_tick(m, (uint64_t)life + 1, prompt, 3);
+        mini_await(m, FROM_STAGE_RESULT, &got);
+        assert_int_equal(got.result->status, STATUS_OK);
+        id[life] = got.result->runs[0].id;
+        mini_release(&got);
+        end_by(pid, SIGKILL);
+    }
+    print_message("from start to LOADED: %lld ms, again %lld ms\n", (long long)ms[0], (long long)ms[1]);
+    assert_true(ack[0].kv_id == ack[1].kv_id && ack[1].kv_tick == 1);
+    assert_true(loaded[0].loaded.cost_rows[0] > 0);
+    assert_memory_equal(&loaded[0].loaded, &loaded[1].loaded, sizeof loaded[0].loaded);
+    assert_int_equal(id[0], id[1]);
+    close(fd);
+    mini_close(m);
+}
+
 static char *script_file(const char *text)
 {
     static char path[64];
@@ -281,8 +325,9 @@ static void poison_kills_every_life_and_a_line_for_one_life_only_that(void **sta
     mini_close(m);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    const struct CMUnitTest of_a_model[] = {cmocka_unit_test(a_killed_stage_of_a_model_does_not_measure_again)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wrong_start_has_its_exit_code_and_one_line),
         cmocka_unit_test(a_taken_data_address_is_exit_code_4),
@@ -292,5 +337,13 @@ int main(void)
         cmocka_unit_test(poison_kills_every_life_and_a_line_for_one_life_only_that),
     };
     log_set_levels("error", NULL);
+    if (argc > 1) {
+        model = strcmp(argv[1], "smollm2") == 0 ? getenv("SLUICE_MODEL_SMOLLM2") : SLUICE_VECTORS "/tiny/llama-q4_k.gguf";
+        if (!model) {
+            puts("skipped: SLUICE_MODEL_SMOLLM2 does not name the model");
+            return 77;
+        }
+        return cmocka_run_group_tests(of_a_model, NULL, NULL);
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
