@@ -222,7 +222,7 @@ static void read_ready(struct launcher *l)
     char byte;
     while (read(l->ready_pipe[0], &byte, 1) == 1) {
         if (!l->ready)
-            LOG_INFO("ready: http://%s", l->config.http);
+            LOG_INFO("ready: %s://%s", l->config.tls_cert ? "https" : "http", l->config.http);
         now_ready(l);
         job_tell_ready(&l->job);
     }

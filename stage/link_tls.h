@@ -6,9 +6,9 @@
  *            HELLO (handshake.h) that went before are mixed into the key.
  * Ownership  link_tls_destroy; the socket stays the caller's. A context outlives what is made of it.
  * Threading  A link_tls belongs to one thread at a time; nothing in here waits. A context may be used by several.
- * Invariants 1. The process ignores SIGPIPE. 2. *events is 0 when something was done, else what poll(2) is to wait for before
- *            the same call again; a write is repeated with the same bytes. 3. After the handshake a read or write allocates
- *            nothing, but for a change of keys every LINK_TLS_REKEY_RECORDS records.
+ * Invariants 1. *events is 0 when something was done, else what poll(2) is to wait for before the same call again; a write is
+ *            repeated with the same bytes. 2. What a write took is in the socket, encrypted. 3. After the handshake a read or
+ *            write allocates nothing, but for a change of keys every LINK_TLS_REKEY_RECORDS records.
  * Errors     STATUS_UNAUTHENTICATED: the other end has another key. STATUS_LINK: it is gone, or sends what is no record of it.
  */
 #ifndef SLUICE_STAGE_LINK_TLS_H
@@ -40,7 +40,7 @@ void link_tls_destroy(struct link_tls *t); /* NULL is nothing */
 /* One step of the handshake; *events 0: it stands, and the other end has the key. */
 enum status link_tls_shake(struct link_tls *t, short *events, struct error *err);
 enum status link_tls_read(struct link_tls *t, void *buf, size_t len, size_t *got, short *events, struct error *err);
-/* Takes from the front of iov what fits one record. */
+/* Takes from the front of iov what fits a few records. */
 enum status link_tls_write(struct link_tls *t, const struct iovec *iov, int n_iov, size_t *put, short *events, struct error *err);
 /* Bytes that poll(2) does not see may be here: read first. */
 int link_tls_may_hold_bytes(const struct link_tls *t);

@@ -18,6 +18,7 @@ static const char usage[] =
     "\n"
     "  --url URL          http://127.0.0.1:8080   the service (else SLUICE_URL)\n"
     "  --key KEY          -                       API key (else SLUICE_API_KEY)\n"
+    "  --ca FILE          the system's            CA of an https service (else SLUICE_CA)\n"
     "  --model NAME       the service's           chat: model\n"
     "  --system TEXT      -                       chat: system message\n"
     "  --max-tokens N     to the context's end    chat: longest answer\n"
@@ -25,12 +26,13 @@ static const char usage[] =
     "  --seed N           drawn                   chat: the same seed gives the same answer\n"
     "  --help, --version\n";
 
-enum flag { FLAG_URL = 256, FLAG_KEY, FLAG_MODEL, FLAG_SYSTEM, FLAG_MAX_TOKENS, FLAG_TEMPERATURE, FLAG_SEED, FLAG_JSON,
+enum flag { FLAG_URL = 256, FLAG_KEY, FLAG_CA, FLAG_MODEL, FLAG_SYSTEM, FLAG_MAX_TOKENS, FLAG_TEMPERATURE, FLAG_SEED, FLAG_JSON,
             FLAG_HELP, FLAG_VERSION };
 
 static const struct option flags[] = {
     {"url", required_argument, NULL, FLAG_URL},
     {"key", required_argument, NULL, FLAG_KEY},
+    {"ca", required_argument, NULL, FLAG_CA},
     {"model", required_argument, NULL, FLAG_MODEL},
     {"system", required_argument, NULL, FLAG_SYSTEM},
     {"max-tokens", required_argument, NULL, FLAG_MAX_TOKENS},
@@ -71,6 +73,9 @@ static void read_flags(int argc, char **argv, struct chat_options *o, int *json)
         case FLAG_URL:
             o->http.url = optarg;
             break;
+        case FLAG_CA:
+            o->http.ca = optarg;
+            break;
         case FLAG_KEY:
             o->http.key = optarg;
             break;
@@ -107,7 +112,7 @@ static void read_flags(int argc, char **argv, struct chat_options *o, int *json)
 
 int main(int argc, char **argv)
 {
-    struct chat_options o = {.http = {getenv("SLUICE_URL"), getenv("SLUICE_API_KEY")}, .temperature = -1};
+    struct chat_options o = {.http = {getenv("SLUICE_URL"), getenv("SLUICE_API_KEY"), getenv("SLUICE_CA")}, .temperature = -1};
     struct error err = {0};
     int json = 0;
     if (!o.http.url)

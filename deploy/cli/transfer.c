@@ -85,6 +85,8 @@ enum status transfer_init(struct transfer *t, CURL *c, const struct http *h, con
     curl_easy_setopt(c, CURLOPT_HTTPHEADER, t->headers);
     curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(c, CURLOPT_NOPROXY, "*");
+    if (h->ca)
+        curl_easy_setopt(c, CURLOPT_CAINFO, h->ca);
     curl_easy_setopt(c, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_TIMEOUT_MS);
     curl_easy_setopt(c, CURLOPT_ERRORBUFFER, t->why);
     curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, on_body);

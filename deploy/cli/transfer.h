@@ -19,6 +19,7 @@
 struct http {
     const char *url; /* "http://127.0.0.1:8080" */
     const char *key; /* API key, or NULL */
+    const char *ca;  /* PEM file of the CA of an https URL; NULL: the system's */
 };
 
 struct transfer {
