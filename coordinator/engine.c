@@ -268,9 +268,11 @@ static void *run(void *arg)
 {
     struct engine *e = arg;
     struct engine_message m;
+    pthread_setname_np(pthread_self(), "engine");
     while (!atomic_load(&e->stopping)) {
         enum status s = queue_pop(e->inbox, &m, wake_at(e, clock_now_ns()));
         turn_with(e, s == STATUS_OK ? &m : NULL, clock_now_ns());
+        atomic_fetch_add_explicit(&e->n_turns, 1, memory_order_relaxed);
     }
     e->now_ns = clock_now_ns();
     finish_inbox(e);

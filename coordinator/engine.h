@@ -67,6 +67,7 @@ int engine_idle(struct engine *e); /* nothing queued or running */
 void engine_status(struct engine *e, struct service_status *out);
 void engine_metrics(struct engine *e, enum metric_aliases aliases, struct buf *out);
 int engine_ready(struct engine *e);
+uint64_t engine_turns(const struct engine *e); /* of the engine thread so far; it turns every 50 ms at least */
 /* Numerics profile that the stages reported; "" before the first one. Static size, lives with the engine. */
 const char *engine_profile(const struct engine *e);
 

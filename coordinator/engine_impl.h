@@ -91,6 +91,7 @@ struct engine {
     struct result **results;       /* all of them, for the end */
     uint32_t n_results;
     atomic_int stopping;           /* any thread */
+    atomic_uint_least64_t n_turns; /* any thread */
     atomic_int overflowed;         /* a stage message found the inbox full */
     atomic_int cancel_overflowed;  /* a cancel found no place in it: the flags of all requests are to be read */
     atomic_int cancelling;         /* cancels that are in the inbox */

@@ -224,6 +224,11 @@ int engine_ready(struct engine *e)
     return atomic_load(&e->ready) && alive(e);
 }
 
+uint64_t engine_turns(const struct engine *e)
+{
+    return atomic_load_explicit(&e->n_turns, memory_order_relaxed);
+}
+
 int engine_idle(struct engine *e)
 {
     return atomic_load(&e->submitting) == 0 && atomic_load(&e->idle); /* in this order: submitted, counted, not submitting */

@@ -94,6 +94,16 @@ static enum status set_names(struct coordinator *c)
     return STATUS_OK;
 }
 
+/* Nobody is served while the engine's thread stands still, however well the others do. Called on the gRPC loop's thread. */
+static int engine_moves(void *engine)
+{
+    static uint64_t seen = UINT64_MAX;
+    uint64_t turns = engine_turns(engine);
+    int moves = turns != seen;
+    seen = turns;
+    return moves;
+}
+
 static enum status start(struct coordinator *c, struct error *err)
 {
     TRY(check_config(c, err));
@@ -114,6 +124,7 @@ static enum status start(struct coordinator *c, struct error *err)
     if (text_workers_create(TEXT_THREADS, max_jobs, &c->workers) != STATUS_OK)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the text workers");
     TRY(engine_create(&(struct engine_options){&c->config, &c->model, c->tokenizer, &c->split, c->options.names[0]}, &c->engine, err));
+    beat_only_if(engine_moves, c->engine);
     struct service_options *o = &c->options;
     o->config = &c->config;
     o->engine = c->engine;

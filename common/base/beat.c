@@ -8,6 +8,11 @@
 
 enum { NOT_LOOKED = -2 };
 
+static struct {
+    int (*lives)(void *ctx);
+    void *ctx;
+} condition;
+
 /* -1: no launcher listens. Two threads that look at once find the same. */
 static int descriptor(void)
 {
@@ -32,7 +37,14 @@ static void say(enum beat_kind kind)
 
 void beat(void)
 {
-    say(BEAT_ALIVE);
+    if (!condition.lives || condition.lives(condition.ctx))
+        say(BEAT_ALIVE);
+}
+
+void beat_only_if(int (*lives)(void *ctx), void *ctx)
+{
+    condition.ctx = ctx;
+    condition.lives = lives;
 }
 
 void beat_ending(void)

@@ -17,6 +17,9 @@ enum beat_kind {
 };
 
 void beat(void);
+/* Before the first beat: from then on beat() says something only while lives(ctx) says 1. For a process that is also of no use
+ * when another of its threads stands still. */
+void beat_only_if(int (*lives)(void *ctx), void *ctx);
 void beat_ending(void);
 void beat_released(void);
 

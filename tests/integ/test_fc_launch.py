@@ -1,5 +1,6 @@
 """Who starts, watches and outlives whom: ranks that fail to start, processes that fall silent or come back too often, rolling
 restarts, a service that stays when mpirun goes, and a node that joins it instead of a lost one."""
+import ctypes
 import os
 import signal
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 
+from runner import Skip
 from service import BIN, SLACK, Service, case, free_ports, ids, run, wait_for
 
 OURS = {"--tick-us", "--row-us", "--token-us"}
@@ -148,6 +150,39 @@ def fc_launch_a_silent_process_is_killed_and_its_streams_go_on():
         assert {x for x in before if s.pid(x) != before[x]} == {1}
         assert "stage 1" in (killed := next(line for line in s.log().splitlines() if "no sign of life" in line)), killed
         assert f"stage 1 (pid {stopped}) gave no sign of life and was killed" in s.log() and "9 of 10 restarts" in s.log()
+
+
+class StoppedThread:
+    """One thread of another process stands still, the others go on (a debugger holds it)."""
+    ATTACH, DETACH, ALL = 16, 17, 0x40000000
+
+    def __init__(self, pid, name):
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.ptrace.argtypes = [ctypes.c_long] * 2 + [ctypes.c_void_p] * 2
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{tid}/comm") as f:
+                if f.read().strip() == name:
+                    self.tid = int(tid)
+
+    def __enter__(self):
+        if self.libc.ptrace(self.ATTACH, self.tid, None, None) != 0:
+            raise Skip("ptrace is not allowed here")
+        os.waitpid(self.tid, self.ALL)
+
+    def __exit__(self, *why):
+        if self.libc.ptrace(self.DETACH, self.tid, None, None) != 0:
+            os.waitpid(self.tid, self.ALL)  # it was killed: its process is not gone before we have heard of it
+
+
+@case("full", seconds=30)
+def fc_launch_a_coordinator_whose_engine_hangs_is_replaced():
+    with Launched(stages=2, mpi=False) as s:
+        s.ended.add("coordinator")
+        pid = s.pid("coordinator")
+        with StoppedThread(pid, "engine"):
+            wait_for(lambda: f"coordinator (pid {pid}): no sign of life" in s.log(), 5, "the launcher kills it")
+        wait_for(lambda: s.ready() and s.pid("coordinator") != pid, 5, "another coordinator")
+        s.assert_quiet(ended=("coordinator",))
 
 
 @case("full", seconds=30)
