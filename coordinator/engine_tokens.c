@@ -7,14 +7,20 @@
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
 
+/* A turn's time may be a moment older than a request that came during it. */
+static double ms_between(int64_t from_ns, int64_t to_ns)
+{
+    return to_ns > from_ns ? engine__seconds(from_ns, to_ns) * 1e3 : 0;
+}
+
 struct usage engine__usage(const struct request *r)
 {
     return (struct usage){.prompt_tokens = r->n_prompt,
                           .cached_tokens = r->n_cached,
                           .completion_tokens = r->n_answer,
-                          .queue_ms = engine__seconds(r->arrived_ns, r->admitted_ns) * 1e3,
-                          .prompt_ms = engine__seconds(r->admitted_ns, r->first_token_ns) * 1e3,
-                          .decode_ms = engine__seconds(r->first_token_ns, r->last_token_ns) * 1e3};
+                          .queue_ms = ms_between(r->arrived_ns, r->admitted_ns),
+                          .prompt_ms = ms_between(r->admitted_ns, r->first_token_ns),
+                          .decode_ms = ms_between(r->first_token_ns, r->last_token_ns)};
 }
 
 /* Sends the text and ids that have not gone out. STATUS_FULL: the client reads too slowly, all is kept. OUT_OF_MEMORY: the

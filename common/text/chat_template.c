@@ -93,7 +93,7 @@ static enum status expect(struct chat_template *t, char kind, int limit_ms, cons
     if (s == STATUS_TIMEOUT)
         return error_set(err, STATUS_CONFIG, "chat template: %s took more than %d ms", what, limit_ms);
     if (s != STATUS_OK)
-        return error_set(err, STATUS_CONFIG, "chat template: %s ended during %s", t->python, what);
+        return error_set(err, STATUS_CLOSED, "chat template: %s ended during %s", t->python, what);
     if (said == kind)
         return STATUS_OK;
     return error_set(err, STATUS_CONFIG, "chat template: %.*s", t->reply.len > 250 ? 250 : (int)t->reply.len, t->reply.data);
@@ -109,7 +109,7 @@ static enum status compile(struct chat_template *t, struct error *err)
     enum status s = chat_child_send(&t->child, CHILD_ASK_TEMPLATE, settings, strlen(settings), deadline_in(COMPILE_LIMIT_MS));
     free(settings);
     if (s != STATUS_OK)
-        return error_set(err, STATUS_CONFIG, "chat template: %s does not listen: %s", t->python, status_text(s));
+        return error_set(err, STATUS_CLOSED, "chat template: %s does not listen: %s", t->python, status_text(s));
     return expect(t, CHILD_SAYS_TEXT, COMPILE_LIMIT_MS, "compiling", err);
 }
 
@@ -119,7 +119,7 @@ static void stop(struct chat_template *t)
     t->ready = 0;
 }
 
-/* Afterwards a child waits for a context. */
+/* Afterwards a child waits for a context. STATUS_CLOSED: it ended as it started. */
 static enum status ensure_child(struct chat_template *t, struct error *err)
 {
     if (t->ready && !chat_child_idle(&t->child)) {
@@ -167,9 +167,11 @@ enum status chat_template_open(const char *source, size_t len, const char *pytho
         memcpy(t->source, source, len);
         s = ensure_child(t, err);
     }
+    if (s == STATUS_CLOSED && err)
+        err->status = STATUS_CONFIG; /* of a program's first start: it is not the right one */
     if (s != STATUS_OK) {
         chat_template_close(t);
-        return s;
+        return s == STATUS_CLOSED ? STATUS_CONFIG : s;
     }
     *out = t;
     return STATUS_OK;
@@ -218,9 +220,13 @@ static enum status take_reply(struct chat_template *t, char said, struct buf *ou
 static enum status try_once(struct chat_template *t, char kind, const char *context, size_t len, int64_t *left_ns,
                             char *said, struct error *err)
 {
-    TRY(ensure_child(t, err));
+    enum status s = ensure_child(t, err);
+    if (s == STATUS_CLOSED)
+        return error_set(err, STATUS_INTERNAL, "the chat template's process ended as it started");
+    if (s != STATUS_OK)
+        return s;
     int64_t start = clock_now_ns(), deadline = start + *left_ns;
-    enum status s = chat_child_send(&t->child, kind, context, len, deadline);
+    s = chat_child_send(&t->child, kind, context, len, deadline);
     if (s == STATUS_OK)
         s = chat_child_receive(&t->child, said, &t->reply, deadline);
     *left_ns -= clock_now_ns() - start;
@@ -232,15 +238,16 @@ static enum status try_once(struct chat_template *t, char kind, const char *cont
     return error_set(err, STATUS_INTERNAL, "the chat template's process ended while it rendered");
 }
 
-/* A child that ends is not always the template's doing (somebody killed it, memory was short): it gets a second try in
- * what is left of the time. */
+/* A child that ends is not always the template's doing (somebody killed it, memory was short): it gets more tries in what is left
+ * of the time. */
 static enum status ask(struct chat_template *t, char kind, const char *context, size_t len, struct buf *out,
                        struct error *err)
 {
+    enum { TRIES = 3 };
     int64_t left_ns = RENDER_LIMIT_MS * NS_PER_MS;
     char said = 0;
-    enum status s = try_once(t, kind, context, len, &left_ns, &said, err);
-    if (s == STATUS_INTERNAL)
+    enum status s = STATUS_INTERNAL;
+    for (int i = 0; i < TRIES && s == STATUS_INTERNAL; i++)
         s = try_once(t, kind, context, len, &left_ns, &said, err);
     return s == STATUS_OK ? take_reply(t, said, out, err) : s;
 }

@@ -358,6 +358,11 @@ struct engine *engine_bed_engine(struct engine_bed *b)
     return b->engine;
 }
 
+const struct resume_key *engine_bed_resume_key(const struct engine_bed *b)
+{
+    return &b->resume;
+}
+
 const struct model *engine_bed_model(const struct engine_bed *b)
 {
     return &b->model;
@@ -388,6 +393,7 @@ static void take_ids(struct bed_request *r, const struct generate_event *e)
     memcpy(r->ids + r->n_ids, e->ids, e->n_ids * sizeof *r->ids);
     r->n_ids += (uint32_t)e->n_ids;
     CHECK(buf_append(&r->text, e->text.data, e->text.len) == STATUS_OK);
+    r->text_at[r->n_ids] = (uint32_t)r->text.len;
 }
 
 static enum status sink_send(void *ctx, const struct generate_event *e)
@@ -485,6 +491,8 @@ void bed_submit(struct bed_request *r)
                                  .no_cache = r->no_cache, .batch_priority = r->batch};
     if (r->stop)
         g.stop[g.n_stops++] = (struct bytes){r->stop, strlen(r->stop)};
+    if (r->stop2)
+        g.stop[g.n_stops++] = (struct bytes){r->stop2, strlen(r->stop2)};
     g.ignore_eos = r->ignore_eos;
     g.attempt = r->attempt;
     if (r->name)

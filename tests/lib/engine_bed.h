@@ -33,6 +33,7 @@ struct engine_bed;
 struct engine_bed *engine_bed_open(const struct engine_bed_options *o);
 void engine_bed_close(struct engine_bed *b); /* stops what still runs */
 struct engine *engine_bed_engine(struct engine_bed *b);
+const struct resume_key *engine_bed_resume_key(const struct engine_bed *b);
 const struct model *engine_bed_model(const struct engine_bed *b);
 const struct tokenizer *engine_bed_tokenizer(const struct engine_bed *b);
 void engine_bed_wait_ready(struct engine_bed *b);
@@ -54,6 +55,7 @@ struct bed_request {
     struct sampler_params sampler;
     int64_t max_tokens;
     const char *stop;      /* NULL: none */
+    const char *stop2;     /* the same */
     uint32_t refuse_every; /* > 0: the sink is full at every n-th event, as with a slow reader */
     uint32_t no_memory_at; /* > 0: the sink has no memory for the n-th event */
     int64_t deadline_ms;
@@ -73,6 +75,7 @@ struct bed_request {
     size_t n_token;
     char id[64];
     struct usage first;    /* of the first text */
+    uint32_t text_at[BED_MAX_IDS + 1]; /* bytes of text that had come with so many ids, where an event ended */
     struct buf text;
     struct generate_event done;
     struct error end;      /* of finish: status OK when it ended well */

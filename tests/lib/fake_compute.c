@@ -180,6 +180,8 @@ static enum status misbehave(struct fake *f, int *bad_logits, struct error *err)
 static uint32_t answered(struct fake *f, uint64_t seq, uint32_t position)
 {
     struct answer *a = &f->answers[seq % N_ANSWERS];
+    if (f->script.answer_at)
+        return position - f->script.answer_at;
     if (a->seq != seq || position < a->first)
         *a = (struct answer){.seq = seq, .first = position};
     return position - a->first;

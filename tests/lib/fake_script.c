@@ -163,6 +163,7 @@ static int setting(struct fake_script *s, const char *name, char *rest)
     } numbers[] = {
         {"tick_us", &s->tick_us, 0, 60000000}, {"row_us", &s->row_us, 0, 60000000}, {"token_us", &s->token_us, 0, 60000000},
         {"load_ms", &s->load_ms, 0, 3600000},  {"width", &s->width, 4, 65536},      {"end_after", &s->end_after, 0, INT32_MAX},
+        {"answer_at", &s->answer_at, 0, INT32_MAX},
         {"start_ms", &s->start_ms, 0, 3600000},
     };
     for (unsigned i = 0; i < ARRAY_LEN(numbers); i++)

@@ -28,6 +28,7 @@ struct fake_script {
     int poison_signal;   /* 0: nothing is poison */
     uint32_t width;      /* floats of a row on the link */
     uint32_t end_after;  /* 0: never */
+    uint32_t answer_at;  /* where answers begin, 0: where a sequence is sampled first */
     int repeat;          /* the answer starts again instead of ending */
     uint32_t n_answer;
     int32_t *answer;     /* ids; NULL: hash-chain letters */
