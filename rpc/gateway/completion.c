@@ -7,8 +7,10 @@
 
 #include "common/base/clock.h"
 #include "common/base/trace.h"
+#include "rpc/gateway/completion_kept.h"
 #include "rpc/gateway/exchange.h"
 #include "rpc/gateway/gateway.h"
+#include "rpc/gateway/keeper.h"
 #include "rpc/gateway/model_names.h"
 #include "rpc/gateway/openai.h"
 #include "rpc/gateway/routes.h"
@@ -201,6 +203,8 @@ static void submit(struct completion *c)
                 fail(c, &err);
             return;
         }
+        if (x->keeper)
+            kept_write_model(x->keeper, c->head.model);
     }
     struct generate_request q = c->request.generate;
     q.request_id = (struct bytes){c->id, strlen(c->id)};
@@ -213,6 +217,9 @@ static void submit(struct completion *c)
         return;
     }
     q.attempt = c->attempt++;
+    if (x->keeper)
+        keeper_state(x->keeper)->attempt = c->attempt;
+    exchange_publish(x);
     enum status s = inference_generate(backend_channel(x->gw->backend), &q, &events, c, &c->gs, &err);
     if (s == STATUS_OK)
         set_state(c, COMPLETION_CALLING);
@@ -241,6 +248,8 @@ static struct buf *out_with_head(struct completion *c)
         c->head.n_prompt_ids = c->prompt_ids.len / sizeof(uint32_t);
         openai_first_chunk(out, &c->head);
         c->first_sent = 1;
+        if (c->x->keeper)
+            keeper_state(c->x->keeper)->user_flags |= KEPT_TOLD;
     }
     return out;
 }
@@ -253,6 +262,17 @@ static void next(struct completion *c)
         return;
     }
     generate_stream_next(c->gs);
+}
+
+static void keep_accepted(struct completion *c)
+{
+    struct kept_accepted a = {.seed = c->seed, .prompt_tokens = c->prompt_tokens, .n_token = (uint32_t)c->n_token};
+    if (!c->x->keeper)
+        return;
+    memcpy(a.fingerprint, c->head.fingerprint, sizeof a.fingerprint);
+    kept_write_accepted(c->x->keeper, &a, c->token, (const uint32_t *)(const void *)c->prompt_ids.data,
+                        c->prompt_ids.len / sizeof(uint32_t));
+    exchange_publish(c->x);
 }
 
 /* Of a later attempt nothing is new. */
@@ -271,6 +291,7 @@ static void on_accepted(struct completion *c, const struct generate_event *e)
         memcpy(c->token, e->resume_token.data, e->resume_token.len);
         c->n_token = e->resume_token.len;
     }
+    keep_accepted(c);
 }
 
 static void on_progress(struct completion *c, const struct generate_event *e)
@@ -289,13 +310,20 @@ static void on_text(struct completion *c, const struct generate_event *e)
     if (!c->text_ns) {
         c->text_ns = clock_now_ns();
         c->usage = e->usage;
+        if (c->x->keeper)
+            kept_write_first(c->x->keeper, &(struct kept_first){c->usage, c->text_ns});
     }
+    if (c->x->keeper)
+        kept_write_text(c->x->keeper, e->ids, e->n_ids, c->request.stream ? NULL : &e->text);
     if (!c->request.stream) {
         buf_append(&c->text, e->text.data, e->text.len);
+        exchange_publish(c->x);
         return;
     }
-    if (!e->text.len && !c->head.return_token_ids)
-        return; /* a part of a character */
+    if (!e->text.len && !c->head.return_token_ids) { /* a part of a character */
+        exchange_publish(c->x);
+        return;
+    }
     openai_text_chunk(out_with_head(c), &c->head, e->text, e->ids, e->n_ids);
     c->output_ns = clock_now_ns();
     exchange_stream_written(c->x);
@@ -384,6 +412,7 @@ static int begins_anew(struct completion *c, const struct error *err)
     if (err->status != STATUS_FORBIDDEN || strcmp(err->code, "resume_token") != 0 || !c->n_token || c->text_ns)
         return 0;
     c->n_token = 0;
+    keep_accepted(c);
     return 1;
 }
 
@@ -502,34 +531,106 @@ static void name_answer(struct completion *c)
     c->head.return_token_ids = c->request.return_token_ids;
 }
 
+static struct completion *create(struct exchange *x, enum endpoint endpoint, size_t body_len)
+{
+    struct completion *c = calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    c->x = x;
+    c->output_ns = x->started_ns;
+    request_init(&c->request, endpoint, body_len);
+    buf_init(&c->text, TEXT_MAX_BYTES);
+    buf_init(&c->ids, TEXT_MAX_BYTES);
+    buf_init(&c->prompt_ids, TEXT_MAX_BYTES);
+    return c;
+}
+
+/* The operation is the exchange's, with a reference. (with its lock) */
+static void attach(struct completion *c)
+{
+    c->x->ops = &ops;
+    c->x->op = c;
+    exchange_retain(c->x);
+}
+
+/* The process may die from here on: another one can go on with this. */
+static void keep_request(struct completion *c)
+{
+    struct exchange *x = c->x;
+    struct keeper *k = exchange_hold(x);
+    if (!k)
+        return;
+    struct kept_request r = {.endpoint = c->request.endpoint,
+                             .close_after = (uint32_t)x->close_after,
+                             .created_s = c->head.created_s,
+                             .started_ns = x->started_ns};
+    memcpy(r.request_id, x->request_id, sizeof r.request_id);
+    memcpy(r.client, x->client, sizeof r.client);
+    memcpy(r.id, c->id, sizeof r.id);
+    memcpy(r.answer_id, c->head.id, sizeof r.answer_id);
+    kept_write_request(k, &r, x->body.data, x->body.len);
+}
+
 void completion_start(struct exchange *x)
 {
     struct error err;
-    struct completion *c = calloc(1, sizeof *c);
+    struct completion *c = create(x, x->route->endpoint, x->body.len);
     enum status s = c ? STATUS_OK : error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the request");
     if (c) {
-        c->x = x;
-        c->output_ns = x->started_ns;
-        request_init(&c->request, x->route->endpoint, x->body.len);
-        buf_init(&c->text, TEXT_MAX_BYTES);
-        buf_init(&c->ids, TEXT_MAX_BYTES);
-        buf_init(&c->prompt_ids, TEXT_MAX_BYTES);
         s = request_parse(&c->request, x->body.data, x->body.len, &err);
         name_answer(c);
     }
     pthread_mutex_lock(&x->lock);
-    if (c) {
-        x->ops = &ops;
-        x->op = c;
-        exchange_retain(x);
-    }
-    if (!c)
+    if (c)
+        attach(c);
+    if (!c) {
         exchange_reply_error(x, &err);
-    else if (s != STATUS_OK)
+    } else if (s != STATUS_OK) {
         fail(c, &err);
-    else if (x->gone) /* while a large body was parsed */
+    } else if (x->gone) { /* while a large body was parsed */
         close_call(c, 0);
-    else
+    } else {
+        keep_request(c);
         submit(c);
+    }
     pthread_mutex_unlock(&x->lock);
+}
+
+static void take_kept(struct completion *c, struct completion_kept *k)
+{
+    memcpy(c->id, k->request.id, sizeof c->id);
+    memcpy(c->head.id, k->request.answer_id, sizeof c->head.id);
+    c->head.created_s = k->request.created_s;
+    memcpy(c->head.model, k->model, sizeof c->head.model);
+    memcpy(c->head.fingerprint, k->accepted.fingerprint, sizeof c->head.fingerprint);
+    c->prompt_tokens = k->accepted.prompt_tokens;
+    c->seed = k->accepted.seed;
+    c->n_token = k->token.len;
+    if (c->n_token)
+        memcpy(c->token, k->token.data, c->n_token);
+    if (k->n_prompt_ids)
+        buf_append(&c->prompt_ids, k->prompt_ids, k->n_prompt_ids * sizeof(uint32_t));
+    buf_append(&c->ids, k->ids.data, k->ids.len);
+    buf_append(&c->text, k->text.data, k->text.len);
+    c->usage = k->first.usage;
+    c->text_ns = k->first.text_ns;
+    c->attempt = k->attempt;
+    c->first_sent = k->told;
+}
+
+void completion_adopt(struct exchange *x, struct completion_kept *k)
+{
+    struct error err;
+    struct completion *c = create(x, (enum endpoint)k->request.endpoint, k->body.len);
+    if (!c) {
+        exchange_leave(x);
+        return;
+    }
+    enum status s = request_parse(&c->request, k->body.data, k->body.len, &err);
+    name_answer(c);
+    take_kept(c, k);
+    attach(c);
+    c->output_ns = c->lost_ns = clock_now_ns(); /* the tick submits */
+    if (s != STATUS_OK)
+        fail(c, &err);
 }

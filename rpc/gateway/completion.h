@@ -20,8 +20,11 @@
 #ifndef SLUICE_RPC_GATEWAY_COMPLETION_H
 #define SLUICE_RPC_GATEWAY_COMPLETION_H
 
+struct completion_kept;
 struct exchange;
 
 void completion_start(struct exchange *x);
+/* (locked) Goes on with an answer that another process began; x is as its journal says. */
+void completion_adopt(struct exchange *x, struct completion_kept *k);
 
 #endif

@@ -2,15 +2,19 @@
  *
  * Purpose    Stands between libmicrohttpd, which pulls, and whoever makes the answer, which pushes from other threads: a
  *            whole reply, or a stream through a bounded buffer. It suspends the connection while there is nothing to send
- *            and resumes it when there is. It does not know paths, JSON or the coordinator.
+ *            and resumes it when there is. An exchange whose connection a holder keeps (exchange_hold) writes a journal of what it
+ *            hands out; one that this process took over from a dead one (adopt.h) has no libmicrohttpd: adopt.c pulls and writes.
+ *            It does not know paths, JSON or the coordinator.
  * Ownership  Counted. The server holds one reference from the first header to the end of the request; an operation that
  *            waits for somebody else holds one more. ops->fini frees the operation with the last reference.
  * Threading  `lock` guards everything below it. Functions marked (locked) want it held. The lists of the server are taken
  *            without it.
  * Invariants 1. conn is not NULL exactly while libmicrohttpd knows the request; only then it may be resumed.
  *            2. There is one reply: whole or stream. Later ones are ignored.
+ *               An adopted exchange has conn NULL and adopted not NULL, until it is completed.
  *            3. The output holds at most EXCHANGE_OUT_MAX bytes; whoever pushes stops at EXCHANGE_OUT_HIGH and goes on after
  *               ops->room.
+ *            4. With a journal, what is in the output is in the journal before anybody can take it.
  * Errors     A reply that cannot be built for want of memory ends the connection.
  *
  *      READING --body is whole--> WORKING --reply/begin--> ANSWERING --all read, or gone--> COMPLETED
@@ -34,8 +38,10 @@ enum { EXCHANGE_OUT_HIGH = 128 << 10, EXCHANGE_OUT_LOW = 32 << 10, EXCHANGE_OUT_
  * take megabytes on its behalf. */
 enum { EXCHANGE_SNDBUF = 64 << 10 };
 
+struct adopted;
 struct exchange;
 struct gateway;
+struct keeper;
 struct route;
 
 struct exchange_ops {
@@ -69,11 +75,18 @@ struct exchange {
     const char *content_type, *allow;
     struct buf out;
     int full; /* somebody waits for room */
+    struct adopted *adopted;
+    struct keeper *keeper; /* NULL: nothing is held */
+    uint64_t held_id;      /* 0: the holder has not got it yet */
+    size_t out_kept;       /* bytes of out that are in the journal */
+    int can_hold, close_after; /* HTTP/1.1 without TLS; the client wants the connection closed */
     int64_t started_ns, acked_ns, stall_check_ns;
     uint64_t acked_bytes;
 };
 
 struct exchange *exchange_create(struct gateway *gw, struct MHD_Connection *conn);
+/* One whose connection another process began; conn is NULL. */
+struct exchange *exchange_create_adopted(struct gateway *gw, int fd);
 void exchange_retain(struct exchange *x);
 void exchange_release(struct exchange *x);
 
@@ -85,6 +98,20 @@ void exchange_stream_begin(struct exchange *x);
 struct buf *exchange_stream_out(struct exchange *x);
 void exchange_stream_written(struct exchange *x);
 void exchange_stream_end(struct exchange *x);
+
+/* (locked) From here on the exchange may outlive this process. Before it is answered; once. NULL: it cannot. What is written to the
+ * journal then counts with the next exchange_publish, or with what the exchange itself publishes: text, its end, a whole reply. */
+struct keeper *exchange_hold(struct exchange *x);
+void exchange_publish(struct exchange *x);
+/* (locked) It is not held any more. */
+void exchange_unhold(struct exchange *x);
+
+/* (locked) The next bytes of the answer's body: their number, 0 when there are none now (the exchange is suspended then), or
+ * one of these. */
+enum { EXCHANGE_END = -1, EXCHANGE_GONE = -2 };
+long exchange_take(struct exchange *x, char *to, size_t max);
+/* The headers of the reply but for framing, one after the other. */
+void exchange_headers(const struct exchange *x, void (*add)(void *ctx, const char *name, const char *value), void *ctx);
 
 /* (locked) The client left, or is thrown out. Calls ops->gone once. */
 void exchange_leave(struct exchange *x);

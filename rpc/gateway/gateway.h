@@ -15,15 +15,17 @@
 #include "rpc/gateway/auth.h"
 #include "rpc/gateway/backend.h"
 
+struct adopt;
+struct held;
 struct server;
-struct rpc_tls;
 
 struct gateway {
     const struct config *config;
     struct backend *backend;
     struct auth *auth;
-    struct rpc_tls *tls; /* NULL: plain HTTP; without a CA for HTTPS only */
     struct server *server;
+    struct held *held;   /* NULL: no holder, a connection ends with the process */
+    struct adopt *adopt; /* NULL: nothing was taken over */
     atomic_int draining;
     atomic_uint_fast64_t write_stalled;
     atomic_uint_fast32_t n_exchanges;

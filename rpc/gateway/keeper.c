@@ -153,27 +153,40 @@ struct keeper_state *keeper_state(struct keeper *k)
 
 /* --- writing ---------------------------------------------------------------------------------------------------------- */
 
-void keeper_record(struct keeper *k, uint32_t kind, const void *data, size_t len)
+/* Room for a record of len bytes, whose head is written; NULL when there is none. */
+static char *add_record(struct keeper *k, uint32_t kind, size_t len)
 {
     size_t padded = (sizeof(struct record_head) + len + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
-    uint64_t end = RECORDS_AT + k->at + padded;
-    if (k->failed || len > KEEPER_FILE_BYTES) {
-        k->failed = 1;
-        return;
-    }
-    if (end > k->size) {
-        uint64_t twice = 2 * (uint64_t)k->size;
-        if (grow(k, end > twice ? (end + KEEPER_PAGE - 1) / KEEPER_PAGE * KEEPER_PAGE : twice) != STATUS_OK) {
-            k->failed = 1;
-            return;
-        }
-    }
-    char *to = k->map + RECORDS_AT + k->at;
+    uint64_t end = RECORDS_AT + k->at + padded, twice = 2 * (uint64_t)k->size;
+    k->failed |= len > KEEPER_FILE_BYTES;
+    if (!k->failed && end > k->size)
+        k->failed = grow(k, end > twice ? (end + KEEPER_PAGE - 1) / KEEPER_PAGE * KEEPER_PAGE : twice) != STATUS_OK;
+    if (k->failed)
+        return NULL;
     struct record_head h = {kind, (uint32_t)len};
+    char *to = k->map + RECORDS_AT + k->at;
     memcpy(to, &h, sizeof h);
-    if (len)
-        memcpy(to + sizeof h, data, len);
     k->at += padded;
+    return to + sizeof h;
+}
+
+void keeper_record_parts(struct keeper *k, uint32_t kind, const struct keeper_part *parts, size_t n)
+{
+    size_t len = 0;
+    for (size_t i = 0; i < n; i++)
+        len += parts[i].len;
+    char *to = add_record(k, kind, len);
+    for (size_t i = 0; to && i < n; i++) {
+        if (parts[i].len)
+            memcpy(to, parts[i].data, parts[i].len);
+        to += parts[i].len;
+    }
+}
+
+void keeper_record(struct keeper *k, uint32_t kind, const void *data, size_t len)
+{
+    const struct keeper_part part = {data, len};
+    keeper_record_parts(k, kind, &part, 1);
 }
 
 void keeper_content(struct keeper *k, const void *data, size_t len)

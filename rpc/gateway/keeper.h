@@ -2,7 +2,7 @@
  *
  * Purpose    A memfd that a holder keeps beside the client's connection: everything that another gateway process needs to go on with the answer,
  *            written ahead of what it describes. It knows how an answer is framed on the wire and so which byte comes next; what its records mean is
- *            their writer's (completion_record.h).
+ *            their writer's (completion_kept.h).
  *
  *              page 0     head: magic, version, two states and which of them holds (so a process that dies while it writes leaves the other)
  *              ring       the last KEEPER_RING_BYTES of a stream's content: what the client may not have yet
@@ -64,6 +64,11 @@ struct keeper_record {
     const char *data;
 };
 
+/* KEEPER_REPLY: this, then the body; its content type is JSON. */
+struct keeper_reply {
+    uint32_t http, retry_after_s;
+};
+
 /* Somebody's journal, checked. */
 struct kept {
     struct keeper_state state;
@@ -83,11 +88,17 @@ int keeper_failed(const struct keeper *k);
 /* The state that the next publish makes valid. */
 struct keeper_state *keeper_state(struct keeper *k);
 void keeper_record(struct keeper *k, uint32_t kind, const void *data, size_t len);
+/* One record made of several pieces. */
+struct keeper_part {
+    const void *data;
+    size_t len;
+};
+void keeper_record_parts(struct keeper *k, uint32_t kind, const struct keeper_part *parts, size_t n);
 /* More content of a stream. */
 void keeper_content(struct keeper *k, const void *data, size_t len);
 void keeper_publish(struct keeper *k);
 /* The next n bytes of content become the frame under way; n 0: everything is sent, nothing is under way; KEEPER_LAST: the last one.
- * wire_now: read and noted as the body's beginning with the first frame. Publishes. */
+ * At the first frame the position of fd is noted as the body's beginning. Publishes. */
 enum { KEEPER_LAST = -1 };
 void keeper_frame(struct keeper *k, long n, int fd);
 

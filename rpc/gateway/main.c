@@ -8,10 +8,11 @@
 #include "common/base/beat.h"
 #include "common/base/clock.h"
 #include "common/base/trace.h"
+#include "rpc/gateway/adopt.h"
 #include "rpc/gateway/gateway.h"
+#include "rpc/gateway/held.h"
 #include "rpc/gateway/json_in.h"
 #include "rpc/gateway/server.h"
-#include "rpc/grpc/tls.h"
 
 #define LOG_MODULE "main"
 #include "common/base/log.h"
@@ -32,7 +33,6 @@ static void reload(struct gateway *gw)
         LOG_INFO("API keys read again");
     else
         LOG_ERROR("API keys stay as they were: %s", err.message);
-    rpc_tls_reload_logged(gw->tls);
 }
 
 /* As if it had been killed: what is open goes on in the next process. */
@@ -80,6 +80,21 @@ static void wait_for_exchanges(struct gateway *gw)
         nanosleep(&(struct timespec){.tv_nsec = STEP_MS * NS_PER_MS}, NULL);
 }
 
+/* Listens, and goes on with what a gateway before this one has left with the holder. */
+static enum status open_doors(struct gateway *gw, struct error *err)
+{
+    static struct held_connection left[HOLD_MAX];
+    int listener;
+    gw->held = held_create();
+    uint32_t n = held_take(gw->held, left, &listener);
+    TRY(server_create(gw, gw->config->http, listener, &gw->server, err));
+    if (n && adopt_create(gw, &gw->adopt, err) != STATUS_OK)
+        LOG_ERROR("%u answers of the gateway before this one are lost: %s", n, err->message);
+    else if (n)
+        adopt_begin(gw->adopt, left, n);
+    return STATUS_OK;
+}
+
 static enum status serve(struct gateway *gw, const sigset_t *signals, struct error *err)
 {
     struct rpc_loop *loop;
@@ -87,31 +102,27 @@ static enum status serve(struct gateway *gw, const sigset_t *signals, struct err
     enum status s = auth_create(gw->config->api_keys, &gw->auth, err);
     if (s != STATUS_OK)
         return s;
-    s = rpc_tls_open(&(struct rpc_tls_files){gw->config->tls_cert, gw->config->tls_key, gw->config->tls_ca}, &gw->tls, err);
-    if (s != STATUS_OK)
-        goto destroy_auth;
     if ((s = rpc_loop_create(&loop, err)) != STATUS_OK)
-        goto close_tls;
+        goto destroy_auth;
     if ((s = rpc_loop_beat(loop, (int)gw->config->heartbeat_ms)) != STATUS_OK)
         goto destroy_loop;
-    if ((s = backend_create(loop, gw->config, gw->tls, &gw->backend, err)) != STATUS_OK)
+    if ((s = backend_create(loop, gw->config, &gw->backend, err)) != STATUS_OK)
         goto destroy_loop;
-    if ((s = server_create(gw, gw->config->http, &gw->server, err)) != STATUS_OK)
-        goto destroy_backend;
-    LOG_INFO("listening on %s://%s, coordinator %s", gw->tls ? "https" : "http", server_address(gw->server),
-             gw->config->coordinator);
+    if ((s = open_doors(gw, err)) != STATUS_OK)
+        goto destroy_held;
+    LOG_INFO("listening on http://%s, coordinator %s", server_address(gw->server), gw->config->coordinator);
     wait_for_end(gw, signals);
     drain(gw, signals);
     beat_ending();
     error_param(&why, STATUS_DRAINING, NULL, "draining", "the service ended before the answer did");
     server_destroy(gw->server, &why);
     wait_for_exchanges(gw);
-destroy_backend:
+    held_clear(gw->held);
+destroy_held:
+    held_destroy(gw->held);
     backend_destroy(gw->backend);
 destroy_loop:
     rpc_loop_destroy(loop);
-close_tls:
-    rpc_tls_close(gw->tls);
 destroy_auth:
     auth_destroy(gw->auth);
     return s;

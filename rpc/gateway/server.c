@@ -18,9 +18,10 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/queue.h"
+#include "rpc/gateway/adopt.h"
 #include "rpc/gateway/exchange.h"
 #include "rpc/gateway/gateway.h"
-#include "rpc/gateway/https.h"
+#include "rpc/gateway/held.h"
 #include "rpc/gateway/request_head.h"
 #include "rpc/gateway/routes.h"
 
@@ -82,6 +83,30 @@ uint32_t server_open_requests(struct server *s)
     return n;
 }
 
+void server_adopt(struct server *s, struct exchange *x)
+{
+    list_add(s, x);
+    pthread_mutex_lock(&x->lock);
+    server_watch(s, x);
+    pthread_mutex_unlock(&x->lock);
+}
+
+void server_forget(struct server *s, struct exchange *x)
+{
+    list_drop(s, x);
+    exchange_release(x);
+}
+
+void server_take_connection(struct server *s, int fd)
+{
+    struct sockaddr_storage peer;
+    socklen_t len = sizeof peer;
+    if (getpeername(fd, (struct sockaddr *)&peer, &len) == 0)
+        MHD_add_connection(s->daemon, fd, (struct sockaddr *)&peer, len);
+    else
+        close(fd);
+}
+
 /* All exchanges, each with a reference; NULL without memory (the next tick tries again). */
 static struct exchange **snapshot(struct server *s, uint32_t *n)
 {
@@ -130,7 +155,7 @@ static void on_hangup(struct server *s, uint64_t serial)
     if (!found)
         return;
     pthread_mutex_lock(&found->lock);
-    if (found->conn) {
+    if (found->conn || found->adopted) {
         server_unwatch(s, found);
         LOG_DEBUG("req %s: the client left", found->request_id);
         exchange_leave(found);
@@ -158,6 +183,7 @@ static void tick_all(struct server *s)
     uint32_t n;
     int64_t now = clock_now_ns();
     backend_tick(s->gw->backend, now);
+    held_tick(s->gw->held);
     struct exchange **all = snapshot(s, &n);
     for (uint32_t i = 0; all && i < n; i++) {
         tick_one(s, all[i], now);
@@ -258,13 +284,28 @@ static enum MHD_Result refuse(struct exchange *x, uint64_t content_length, const
     return now ? exchange_queue(x) : MHD_YES;
 }
 
+/* A process that dies takes the state of TLS with it; what HTTP/1.0 gets has no frames to find one's place in. */
+static int can_hold(struct MHD_Connection *conn, const char *version)
+{
+    const union MHD_ConnectionInfo *tls = MHD_get_connection_info(conn, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    return strcmp(version, MHD_HTTP_VERSION_1_1) == 0 && (!tls || !tls->tls_session);
+}
+
+static int wants_close(struct MHD_Connection *conn)
+{
+    const char *value = MHD_lookup_connection_value(conn, MHD_HEADER_KIND, "Connection");
+    return value && strcasestr(value, "close");
+}
+
 static enum MHD_Result begin(struct server *s, struct MHD_Connection *conn, const char *url, const char *method,
-                             void **con_cls)
+                             const char *version, void **con_cls)
 {
     struct exchange *x = exchange_create(s->gw, conn);
     if (!x)
         return MHD_NO;
     *con_cls = x;
+    x->can_hold = can_hold(conn, version);
+    x->close_after = wants_close(conn);
     list_add(s, x);
     MHD_set_connection_option(conn, MHD_CONNECTION_OPTION_TIMEOUT,
                               (unsigned)(IDLE_TIMEOUT_S + s->gw->config->write_stall_ms / 1000));
@@ -303,9 +344,8 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *conn, const 
 {
     struct server *s = cls;
     struct exchange *x = *con_cls;
-    (void)version;
     if (!x)
-        return begin(s, conn, url, method, con_cls);
+        return begin(s, conn, url, method, version, con_cls);
     if (*upload_size == 0)
         return answer(s, x);
     take_body(s, x, upload, *upload_size);
@@ -324,6 +364,7 @@ static void on_completed(void *cls, struct MHD_Connection *conn, void **con_cls,
     *con_cls = NULL;
     pthread_mutex_lock(&x->lock);
     server_unwatch(s, x);
+    exchange_unhold(x);
     x->conn = NULL;
     x->completed = 1;
     if (!x->started) /* else start() does, which may be reading it at this moment */
@@ -349,12 +390,11 @@ static void on_mhd_log(void *cls, const char *fmt, va_list ap)
 /* --- start and end ------------------------------------------------------------------------------------------------ */
 
 /* libmicrohttpd reports no errno, so the socket is ours. */
-static enum status listen_on(struct server *s, const char *host_port, int *out, struct error *err)
+static enum status listen_on(const char *host_port, int *out, struct error *err)
 {
     struct address a;
     struct sockaddr_storage sa = {0};
     socklen_t len = sizeof sa;
-    char host[256], port[16];
     int on = 1;
     TRY(address_parse(host_port, -1, "http", &a, err));
     TRY(address_resolve(&a, &sa, &len, err));
@@ -369,12 +409,18 @@ static enum status listen_on(struct server *s, const char *host_port, int *out, 
         close(fd);
         return st;
     }
-    len = sizeof sa;
+    *out = fd;
+    return STATUS_OK;
+}
+
+static void name_address(struct server *s, int fd)
+{
+    struct sockaddr_storage sa = {0};
+    socklen_t len = sizeof sa;
+    char host[256], port[16];
     getsockname(fd, (struct sockaddr *)&sa, &len);
     getnameinfo((struct sockaddr *)&sa, len, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
     snprintf(s->address, sizeof s->address, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, port);
-    *out = fd;
-    return STATUS_OK;
 }
 
 /* As many connections as descriptors allow, some kept for everything else. */
@@ -391,16 +437,9 @@ static unsigned connection_limit(void)
 
 static enum status start_daemon(struct server *s, int fd, struct error *err)
 {
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
-    struct MHD_OptionItem https[HTTPS_MAX_OPTIONS];
-    enum status st = https_use(s->gw->tls, &flags, https, err);
-    if (st != STATUS_OK) {
-        close(fd);
-        return st;
-    }
     s->daemon =
-        MHD_start_daemon(flags, 0, NULL, NULL,
-                         on_request, s, MHD_OPTION_ARRAY, https, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
+        MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
+                         on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
                          MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT, connection_limit(),
                          MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)HEAD_TIMEOUT_S, MHD_OPTION_END);
     if (s->daemon)
@@ -428,12 +467,14 @@ static void stop_threads(struct server *s)
     pthread_join(s->parser, NULL);
 }
 
-enum status server_create(struct gateway *gw, const char *host_port, struct server **out, struct error *err)
+enum status server_create(struct gateway *gw, const char *host_port, int listener, struct server **out, struct error *err)
 {
-    int fd;
+    int fd = listener;
     struct server *s = calloc(1, sizeof *s);
-    if (!s)
+    if (!s) {
+        close(fd);
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the server");
+    }
     s->gw = gw;
     s->body_max = (size_t)gw->config->max_body_mib << 20;
     pthread_mutex_init(&s->lock, NULL);
@@ -443,14 +484,17 @@ enum status server_create(struct gateway *gw, const char *host_port, struct serv
                                   : queue_create(LARGE_BODIES_MAX, sizeof(struct exchange *), &s->large);
     if (st != STATUS_OK)
         goto free_server;
-    if ((st = listen_on(s, host_port, &fd, err)) != STATUS_OK)
+    if (fd < 0 && (st = listen_on(host_port, &fd, err)) != STATUS_OK)
         goto free_queue;
-    if ((st = start_threads(s, err)) != STATUS_OK) {
-        close(fd);
+    if (fd != listener)
+        held_listener(gw->held, fd);
+    name_address(s, fd);
+    if ((st = start_threads(s, err)) != STATUS_OK)
         goto free_queue;
-    }
     gw->server = s;
-    if ((st = start_daemon(s, fd, err)) != STATUS_OK)
+    st = start_daemon(s, fd, err);
+    fd = -1; /* passed on */
+    if (st != STATUS_OK)
         goto end_threads;
     *out = s;
     return STATUS_OK;
@@ -459,6 +503,8 @@ end_threads:
 free_queue:
     queue_destroy(s->large);
 free_server:
+    if (fd >= 0)
+        close(fd);
     if (s->epoll >= 0)
         close(s->epoll);
     pthread_mutex_destroy(&s->lock);
@@ -502,6 +548,8 @@ void server_destroy(struct server *s, const struct error *why)
     wait_empty(s, TOLD_MS);
     end_all(s, NULL); /* libmicrohttpd cannot stop while a connection is suspended */
     wait_empty(s, GONE_MS);
+    adopt_destroy(s->gw->adopt);
+    s->gw->adopt = NULL;
     stop_threads(s);
     MHD_stop_daemon(s->daemon);
     queue_destroy(s->large);

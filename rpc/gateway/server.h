@@ -4,7 +4,7 @@
  *            drain), starts the route and hands its reply out. A second thread watches the connections for clients that
  *            leave or stop reading, and gives every exchange its tick; a third parses large bodies, so that health checks
  *            never wait behind one.
- * Ownership  server_create/server_destroy. The listening socket passes to the server.
+ * Ownership  server_create/server_destroy. The listening socket passes to the server; the holder gets a duplicate.
  * Threading  server_create and server_destroy from the main thread; the rest from any thread. The lock guards the list of
  *            exchanges; an exchange's own lock is taken after it or without it, never before.
  * Errors     STATUS_ADDRESS_IN_USE, STATUS_CONFIG, STATUS_OUT_OF_MEMORY at start.
@@ -20,7 +20,8 @@ struct gateway;
 struct exchange;
 struct server;
 
-enum status server_create(struct gateway *gw, const char *host_port, struct server **out, struct error *err);
+/* listener: a socket that listens there already, which passes to the server; or -1. */
+enum status server_create(struct gateway *gw, const char *host_port, int listener, struct server **out, struct error *err);
 /* HOST:PORT it listens on, the real port where 0 was asked for. */
 const char *server_address(const struct server *s);
 /* Requests that are not answered to the end. */
@@ -31,5 +32,11 @@ void server_destroy(struct server *s, const struct error *why);
 /* Reports when the client of x leaves; x->lock is held. */
 void server_watch(struct server *s, struct exchange *x);
 void server_unwatch(struct server *s, struct exchange *x);
+
+/* An exchange whose connection another process began: listed, watched, ticked; and forgotten, with the list's reference. */
+void server_adopt(struct server *s, struct exchange *x);
+void server_forget(struct server *s, struct exchange *x);
+/* A connection on which the next request may come; it is closed when that fails. */
+void server_take_connection(struct server *s, int fd);
 
 #endif
