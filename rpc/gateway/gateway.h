@@ -18,11 +18,13 @@
 struct adopt;
 struct held;
 struct server;
+struct rpc_tls;
 
 struct gateway {
     const struct config *config;
     struct backend *backend;
     struct auth *auth;
+    struct rpc_tls *tls; /* NULL: plain HTTP; without a CA for HTTPS only */
     struct server *server;
     struct held *held;   /* NULL: no holder, a connection ends with the process */
     struct adopt *adopt; /* NULL: nothing was taken over */

@@ -13,6 +13,7 @@
 #include "rpc/gateway/held.h"
 #include "rpc/gateway/json_in.h"
 #include "rpc/gateway/server.h"
+#include "rpc/grpc/tls.h"
 
 #define LOG_MODULE "main"
 #include "common/base/log.h"
@@ -33,6 +34,7 @@ static void reload(struct gateway *gw)
         LOG_INFO("API keys read again");
     else
         LOG_ERROR("API keys stay as they were: %s", err.message);
+    rpc_tls_reload_logged(gw->tls);
 }
 
 /* As if it had been killed: what is open goes on in the next process. */
@@ -102,15 +104,19 @@ static enum status serve(struct gateway *gw, const sigset_t *signals, struct err
     enum status s = auth_create(gw->config->api_keys, &gw->auth, err);
     if (s != STATUS_OK)
         return s;
-    if ((s = rpc_loop_create(&loop, err)) != STATUS_OK)
+    s = rpc_tls_open(&(struct rpc_tls_files){gw->config->tls_cert, gw->config->tls_key, gw->config->tls_ca}, &gw->tls, err);
+    if (s != STATUS_OK)
         goto destroy_auth;
+    if ((s = rpc_loop_create(&loop, err)) != STATUS_OK)
+        goto close_tls;
     if ((s = rpc_loop_beat(loop, (int)gw->config->heartbeat_ms)) != STATUS_OK)
         goto destroy_loop;
-    if ((s = backend_create(loop, gw->config, &gw->backend, err)) != STATUS_OK)
+    if ((s = backend_create(loop, gw->config, gw->tls, &gw->backend, err)) != STATUS_OK)
         goto destroy_loop;
     if ((s = open_doors(gw, err)) != STATUS_OK)
         goto destroy_held;
-    LOG_INFO("listening on http://%s, coordinator %s", server_address(gw->server), gw->config->coordinator);
+    LOG_INFO("listening on %s://%s, coordinator %s", gw->tls ? "https" : "http", server_address(gw->server),
+             gw->config->coordinator);
     wait_for_end(gw, signals);
     drain(gw, signals);
     beat_ending();
@@ -123,6 +129,8 @@ destroy_held:
     backend_destroy(gw->backend);
 destroy_loop:
     rpc_loop_destroy(loop);
+close_tls:
+    rpc_tls_close(gw->tls);
 destroy_auth:
     auth_destroy(gw->auth);
     return s;

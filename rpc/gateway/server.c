@@ -22,6 +22,7 @@
 #include "rpc/gateway/exchange.h"
 #include "rpc/gateway/gateway.h"
 #include "rpc/gateway/held.h"
+#include "rpc/gateway/https.h"
 #include "rpc/gateway/request_head.h"
 #include "rpc/gateway/routes.h"
 
@@ -437,9 +438,16 @@ static unsigned connection_limit(void)
 
 static enum status start_daemon(struct server *s, int fd, struct error *err)
 {
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    struct MHD_OptionItem https[HTTPS_MAX_OPTIONS];
+    enum status st = https_use(s->gw->tls, &flags, https, err);
+    if (st != STATUS_OK) {
+        close(fd);
+        return st;
+    }
     s->daemon =
-        MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
-                         on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
+        MHD_start_daemon(flags, 0, NULL, NULL,
+                         on_request, s, MHD_OPTION_ARRAY, https, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
                          MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT, connection_limit(),
                          MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)HEAD_TIMEOUT_S, MHD_OPTION_END);
     if (s->daemon)
