@@ -155,6 +155,26 @@ static void a_stage_whose_compute_is_stuck_beats_and_obeys_exit(void **state)
     stop();
 }
 
+static void a_slow_tick_that_gets_on_shows_it(void **state)
+{
+    (void)state;
+    struct from_stage m;
+    uint64_t last = 0, n_steps = 0;
+    start("slow_tick 1 400\n", "the-secret-of-this-job");
+    mini_await(t.coordinator, FROM_STAGE_HELLO, &m);
+    mini_assign(t.coordinator, 2);
+    mini_join(t.coordinator, 1);
+    mini_tick(t.coordinator, 1, prompt, 3);
+    do {
+        mini_await(t.coordinator, FROM_STAGE_HEARTBEAT, &m);
+        assert_true(m.heartbeat.layer_counter >= last);
+        n_steps += m.heartbeat.busy && m.heartbeat.layer_counter > last;
+        last = m.heartbeat.layer_counter;
+    } while (last < MINI_LAYERS || m.heartbeat.busy);
+    assert_true(n_steps >= 3);
+    stop();
+}
+
 static void the_next_coordinator_finds_the_weights_in_place(void **state)
 {
     (void)state;
@@ -242,6 +262,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stage_attaches_says_who_it_is_and_runs_a_tick),
         cmocka_unit_test(a_stage_whose_compute_is_stuck_beats_and_obeys_exit),
+        cmocka_unit_test(a_slow_tick_that_gets_on_shows_it),
         cmocka_unit_test(the_next_coordinator_finds_the_weights_in_place),
         cmocka_unit_test(a_stage_finds_the_next_coordinator_soon),
         cmocka_unit_test(a_wrong_token_ends_the_stage),

@@ -74,6 +74,17 @@ static void post_plan(struct fixture *f, int first)
     assert_int_equal(pipeline_post_plan(f->p, -1, plan), STATUS_OK);
 }
 
+/* The epoch's first tick, of rows that end on stage 0. */
+static void post_plan_below(struct fixture *f)
+{
+    struct plan *plan = pipeline_plan(f->p);
+    const uint32_t block = BLOCK;
+    const struct plan_run run = {.seq = 1, .n = N_ROWS, .source = SOURCE_IDS, .table_check = plan_table_digest(&block, 1)};
+    plan_add_op(plan, &(struct plan_op){.kind = OP_OPEN, .seq = 1, .n_blocks = 1, .sampler = pipeline_greedy}, &block);
+    assert_int_equal(plan_add_run(plan, &run, some_ids), STATUS_OK);
+    assert_int_equal(pipeline_post_plan(f->p, -1, plan), STATUS_OK);
+}
+
 static enum status try_send_bytes(struct fixture *f, const void *bytes, size_t len)
 {
     struct iovec iov = {(void *)(uintptr_t)bytes, len};
@@ -95,6 +106,16 @@ static void await_failure(struct fixture *f, enum status status, const char *wor
         fail_msg("'%s' says nothing of '%s'", m.m.failed.message, words);
     assert_int_equal(m.m.failed.status, status);
     assert_int_equal(m.m.failed.epoch, pipeline_epoch(f->p));
+}
+
+static void read_frame(struct fixture *f, struct frame_header *h)
+{
+    uint8_t bytes[PER_FRAME];
+    struct error err;
+    assert_int_equal(link_read_all(f->links.in, bytes, FRAME_HEADER_BYTES, WAIT_MS, &err), STATUS_OK);
+    assert_int_equal(frame_decode(bytes, h, &err), STATUS_OK);
+    assert_true(h->payload_bytes <= PAYLOAD);
+    assert_int_equal(link_read_all(f->links.in, bytes, h->payload_bytes, WAIT_MS, &err), STATUS_OK);
 }
 
 /* --- frames to stage 1 ----------------------------------------------------------------------------------------------------------- */
@@ -171,6 +192,39 @@ static void a_header_that_does_not_fit_the_plan_is_refused_before_its_payload(vo
     assert_int_equal(m.m.result->status, STATUS_OK);
     assert_int_equal(m.m.result->n_runs, 1);
     pipeline_release(&m);
+    close_fixture(&f);
+}
+
+static void no_rows(struct frame_header *h) { h->n_rows = 0, h->payload_bytes = 0; }
+
+static void rows_that_end_below_are_in_no_frame(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct pipeline_message m;
+    uint8_t frame[PER_FRAME];
+    open_fixture(&f, 0, PIPELINE_UNIX, WAIT_MS); /* to stage 1: a frame with rows is refused, one without is right */
+    good_frame(&f, frame);
+    post_plan_below(&f);
+    send_bytes(&f, frame, FRAME_HEADER_BYTES);
+    await_failure(&f, STATUS_PROTOCOL, "frame n_rows 3, the plan says 0");
+    join_epoch(&f);
+    good_frame(&f, frame);
+    encode_again(frame, no_rows);
+    post_plan_below(&f);
+    send_bytes(&f, frame, FRAME_HEADER_BYTES);
+    assert_int_equal(pipeline_await(f.p, 1, FROM_STAGE_RESULT, WAIT_MS, &m), STATUS_OK);
+    assert_int_equal(m.m.result->status, STATUS_OK);
+    assert_int_equal(m.m.result->n_runs, 1);
+    assert_int_equal(m.m.result->runs[0].id, -1);
+    assert_int_equal(m.m.result->timing.n_rows, 0);
+    pipeline_release(&m);
+    close_fixture(&f);
+    open_fixture(&f, 1, PIPELINE_UNIX, WAIT_MS); /* from stage 0 */
+    struct frame_header h;
+    post_plan_below(&f);
+    read_frame(&f, &h);
+    assert_true(h.n_rows == 0 && h.payload_bytes == 0 && h.tick == 1);
     close_fixture(&f);
 }
 
@@ -279,16 +333,6 @@ static void a_new_epoch_wakes_a_reader_whose_neighbour_stays(void **state)
 }
 
 /* --- feedback to stage 0 ------------------------------------------------------------------------------------------------------------ */
-
-static void read_frame(struct fixture *f, struct frame_header *h)
-{
-    uint8_t bytes[PER_FRAME];
-    struct error err;
-    assert_int_equal(link_read_all(f->links.in, bytes, FRAME_HEADER_BYTES, WAIT_MS, &err), STATUS_OK);
-    assert_int_equal(frame_decode(bytes, h, &err), STATUS_OK);
-    assert_true(h->payload_bytes <= PAYLOAD);
-    assert_int_equal(link_read_all(f->links.in, bytes, h->payload_bytes, WAIT_MS, &err), STATUS_OK);
-}
 
 static size_t feedback(const struct fixture *f, uint64_t tick, uint32_t n, const struct feedback_record *r,
                        uint8_t out[FRAME_HEADER_BYTES + 4 * FEEDBACK_RECORD_BYTES])
@@ -432,6 +476,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_header_that_does_not_fit_the_plan_is_refused_before_its_payload),
+        cmocka_unit_test(rows_that_end_below_are_in_no_frame),
         cmocka_unit_test(a_row_of_another_position_is_refused),
         cmocka_unit_test(frames_of_an_old_epoch_are_read_away_and_counted),
         cmocka_unit_test(a_link_that_ends_in_the_middle_of_a_frame_is_reported_and_replaced),

@@ -402,6 +402,78 @@ static void a_failing_tick_names_its_cause_and_its_stage(void **state)
     unlink(script);
 }
 
+/* What stage's ACK of a new epoch says. */
+static struct msg_ack ask_pool(struct pipeline *p, int stage)
+{
+    struct pipeline_message m;
+    pipeline_post_epoch(p);
+    assert_int_equal(pipeline_await(p, stage, FROM_STAGE_ACK, WAIT_MS, &m), STATUS_OK);
+    return m.m.ack;
+}
+
+/* Stage 0 computes tick 2, stage 1 runs out of memory in it and never sees tick 3. */
+static void the_watermark_stands_at_the_last_tick_that_was_computed(void **state)
+{
+    (void)state;
+    char *script = write_script("stage 1 fail_tick 2 OUT_OF_MEMORY\n");
+    for (int stage = 0; stage < 2; stage++) {
+        struct pipeline *p = open_pipeline(2, PIPELINE_MEM, script);
+        struct pipeline_message m;
+        struct plan *plan = pipeline_plan(p);
+        const uint64_t epoch = pipeline_epoch(p);
+        add_first(plan, 1, 0, 4, 3);
+        assert_int_equal(pipeline_post_plan(p, -1, plan), STATUS_OK);
+        plan = pipeline_plan(p);
+        add_run(plan, next_run());
+        assert_int_equal(pipeline_post_plan(p, -1, plan), STATUS_OK);
+        for (uint64_t tick = 1; tick <= 2; tick++) {
+            assert_int_equal(pipeline_await(p, 1, FROM_STAGE_RESULT, WAIT_MS, &m), STATUS_OK);
+            assert_int_equal(m.m.result->status, tick == 1 ? STATUS_OK : STATUS_OUT_OF_MEMORY);
+            pipeline_release(&m);
+        }
+        const struct msg_ack a = ask_pool(p, stage);
+        assert_true(a.kv_id != 0 && a.kv_session == pipeline_session(p) && a.kv_epoch == epoch);
+        assert_int_equal(a.kv_tick, stage == 0 ? 2 : 1);
+        assert_true(ask_pool(p, stage).kv_id == a.kv_id);
+        pipeline_close(p);
+    }
+    unlink(script);
+}
+
+static void a_tick_of_rows_that_end_below_is_one_for_the_watermark_too(void **state)
+{
+    (void)state;
+    struct pipeline *p = open_pipeline(2, PIPELINE_MEM, NULL);
+    struct pipeline_message m;
+    struct plan *plan = pipeline_plan(p);
+    add_first(plan, 1, 0, 4, 3);
+    plan->runs[0].last_stage = 0;
+    plan->runs[0].sample = SAMPLE_NONE;
+    assert_int_equal(pipeline_post_plan(p, -1, plan), STATUS_OK);
+    assert_int_equal(pipeline_await(p, 1, FROM_STAGE_RESULT, WAIT_MS, &m), STATUS_OK);
+    assert_int_equal(m.m.result->status, STATUS_OK);
+    pipeline_release(&m);
+    assert_int_equal(ask_pool(p, 1).kv_tick, 1);
+    pipeline_close(p);
+}
+
+static void another_assignment_is_another_pool(void **state)
+{
+    (void)state;
+    struct pipeline *p = open_pipeline(1, PIPELINE_MEM, NULL);
+    struct pipeline_message m;
+    struct msg_assign a = *pipeline_assignment(p, 0);
+    const uint64_t id = ask_pool(p, 0).kv_id;
+    worker_post(pipeline_worker(p, 0), &(struct to_stage){.kind = TO_STAGE_ASSIGN, .assign = a});
+    assert_int_equal(pipeline_await(p, 0, FROM_STAGE_LOADED, WAIT_MS, &m), STATUS_OK);
+    assert_true(ask_pool(p, 0).kv_id == id);
+    a.end_layer--;
+    worker_post(pipeline_worker(p, 0), &(struct to_stage){.kind = TO_STAGE_ASSIGN, .assign = a});
+    assert_int_equal(pipeline_await(p, 0, FROM_STAGE_LOADED, WAIT_MS, &m), STATUS_OK);
+    assert_true(ask_pool(p, 0).kv_id != id);
+    pipeline_close(p);
+}
+
 static void a_bad_draw_spoils_what_depends_on_it_and_nothing_else(void **state)
 {
     (void)state;
@@ -660,6 +732,9 @@ int main(void)
         cmocka_unit_test(a_plan_before_its_links_and_links_twice_break_the_protocol),
         cmocka_unit_test(a_stage_holds_one_plan_more_than_the_window),
         cmocka_unit_test(a_failing_tick_names_its_cause_and_its_stage),
+        cmocka_unit_test(the_watermark_stands_at_the_last_tick_that_was_computed),
+        cmocka_unit_test(a_tick_of_rows_that_end_below_is_one_for_the_watermark_too),
+        cmocka_unit_test(another_assignment_is_another_pool),
         cmocka_unit_test(a_bad_draw_spoils_what_depends_on_it_and_nothing_else),
         cmocka_unit_test(an_epoch_may_change_at_any_step_in_memory),
         cmocka_unit_test(an_epoch_may_change_at_any_step_over_sockets),
