@@ -44,9 +44,9 @@ struct child *supervisor_add(struct supervisor *s, const char *name)
 
 void supervisor_pass(struct child *c, const char *name, int fd)
 {
-    char *text = NULL;
     CHECK(c->n_pass < MAX_CHILD_FDS && c->n_env < MAX_CHILD_ENV);
-    CHECK(asprintf(&text, "SLUICE_%s_FD=%d", name, fd) > 0);
+    char *text = c->pass_env[c->n_pass];
+    snprintf(text, sizeof c->pass_env[0], "SLUICE_%.24s_FD=%d", name, fd);
     c->pass_fds[c->n_pass++] = fd;
     c->env[c->n_env++] = text;
 }

@@ -25,6 +25,7 @@ struct child {
     char *env[MAX_CHILD_ENV];          /* NAME=VALUE on top of the launcher's environment */
     int n_env;
     int pass_fds[MAX_CHILD_FDS];       /* descriptors that only this child inherits */
+    char pass_env[MAX_CHILD_FDS][48];  /* their variables */
     int n_pass;
     int kept_fd;                       /* memory that outlives the process, -1: none */
     pid_t pid;                         /* 0: not running */
