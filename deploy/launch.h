@@ -57,6 +57,8 @@ struct launcher {
 void launch_find_programs(struct launcher *l);
 /* The processes of this rank, not started yet. */
 enum status launch_add_children(struct launcher *l, struct error *err);
+/* The next process of a joined stage asks for the stage that the last one was: it need not wait as a spare again. */
+void launch_ask_again(struct child *stage);
 
 /* --- launch_detach.c --- */
 

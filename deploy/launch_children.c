@@ -42,6 +42,15 @@ static void add_flag(struct child *c, const char *flag, const char *value)
     c->argv[n + 2] = NULL;
 }
 
+void launch_ask_again(struct child *stage)
+{
+    for (int i = 0; stage->argv[i]; i++)
+        if (strcmp(stage->argv[i], "--stage") == 0) {
+            snprintf(stage->own_flag, sizeof stage->own_flag, stage->serves < 0 ? "auto" : "%d", stage->serves);
+            stage->argv[i + 1] = stage->own_flag;
+        }
+}
+
 /* stage -1: the coordinator says which. */
 static enum status add_stage(struct launcher *l, int stage, int local, struct error *err)
 {

@@ -149,6 +149,8 @@ static void start_again(struct launcher *l, const struct child_end *end, const c
 {
     static const char *const memory[] = {"; its KV is thrown away", "", "; its KV is kept"};
     struct restart r;
+    if (l->config.join)
+        launch_ask_again(end->child);
     if (supervisor_restart(&l->sup, end, now, &r) == STATUS_OK) {
         LOG_WARN("%s; started again in %lld ms (%lld of %lld restarts in ten minutes are left)%s", what, (long long)r.delay_ms,
                  (long long)r.left, (long long)l->config.restarts, memory[end->kept + 1]);

@@ -142,6 +142,7 @@ static enum status start(struct supervisor *s, struct child *c, int64_t now_ns)
     c->beat_fd = beat[0];
     c->beat_ns = 0;
     c->is_ending = c->is_released = c->was_silent = 0;
+    c->serves = -1;
     c->incarnation++;
     LOG_INFO("%s: started, pid %d", c->name, (int)pid);
     return STATUS_OK;
@@ -217,12 +218,15 @@ static void replace_memory(struct child *c)
 
 static void hear(struct child *c, int64_t now_ns)
 {
-    char bytes[256];
+    unsigned char bytes[256];
     ssize_t n;
     while (c->beat_fd >= 0 && (n = read(c->beat_fd, bytes, sizeof bytes)) > 0) {
         c->beat_ns = now_ns;
         c->is_ending |= memchr(bytes, BEAT_ENDING, (size_t)n) != NULL;
         c->is_released |= memchr(bytes, BEAT_RELEASED, (size_t)n) != NULL;
+        for (ssize_t i = 0; i < n; i++)
+            if (bytes[i] >= BEAT_SERVES)
+                c->serves = bytes[i] - BEAT_SERVES;
     }
 }
 

@@ -27,6 +27,7 @@ struct child {
     int pass_fds[MAX_CHILD_FDS];       /* descriptors that only this child inherits */
     char pass_env[MAX_CHILD_FDS][48];  /* their variables */
     int n_pass;
+    char own_flag[16];                 /* a flag's value that changes with the process */
     int kept_fd;                       /* memory that outlives the process, -1: none */
     pid_t pid;                         /* 0: not running */
     int64_t start_at_ns;               /* when it is to be started; 0: not */
@@ -39,6 +40,7 @@ struct child {
     int beat_fd;                       /* read end; -1: closed */
     int64_t beat_ns;                   /* last heard; 0: it never spoke, and is not watched */
     int is_ending, is_released, was_silent;
+    int serves;                        /* the stage that it says it is; -1: none */
 };
 
 /* What became of a child that ended. */

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/base/beat.h"
 #include "common/base/clock.h"
 #include "common/base/config.h"
 #include "common/base/log.h"
@@ -160,6 +161,8 @@ static void on_message(void *ctx, const struct to_stage *m)
         c->o.over(c->o.over_ctx, m->exit.status, m->exit.message);
         return;
     }
+    if (m->kind == TO_STAGE_ASSIGN)
+        beat_serves(m->assign.stage);
     if (m->kind == TO_STAGE_ASSIGN && m->assign.heartbeat_ms)
         c->heartbeat_ms = (int)m->assign.heartbeat_ms;
     worker_post(c->worker, m);

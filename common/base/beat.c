@@ -27,9 +27,9 @@ static int descriptor(void)
     return fd;
 }
 
-static void say(enum beat_kind kind)
+static void say(uint32_t kind)
 {
-    const char byte = (char)kind;
+    const uint8_t byte = (uint8_t)kind;
     int fd = descriptor();
     if (fd >= 0 && write(fd, &byte, 1) < 0)
         return; /* full: the launcher is stopped, and excuses us when it wakes; broken: it is gone, and so are we */
@@ -55,4 +55,10 @@ void beat_ending(void)
 void beat_released(void)
 {
     say(BEAT_RELEASED);
+}
+
+void beat_serves(uint32_t stage)
+{
+    if (stage < BEAT_SERVES)
+        say(BEAT_SERVES + stage);
 }

@@ -9,11 +9,14 @@
 #ifndef SLUICE_COMMON_BASE_BEAT_H
 #define SLUICE_COMMON_BASE_BEAT_H
 
+#include <stdint.h>
+
 /* What a byte on the pipe means. */
 enum beat_kind {
     BEAT_ALIVE = 'b',
     BEAT_ENDING = 'e',   /* it puts itself away, which may take a while without beats */
     BEAT_RELEASED = 'r', /* the coordinator needs it no more: a joined stage is not started again */
+    BEAT_SERVES = 0x80,  /* + stage (0..63): which stage the coordinator has made it */
 };
 
 void beat(void);
@@ -22,5 +25,6 @@ void beat(void);
 void beat_only_if(int (*lives)(void *ctx), void *ctx);
 void beat_ending(void);
 void beat_released(void);
+void beat_serves(uint32_t stage);
 
 #endif

@@ -283,8 +283,8 @@ def fc_launch_a_joined_stage_takes_the_place_of_a_lost_rank():
             s.assert_went_on(streams)
             s.assert_quiet(restarts=s.status()["stages"][1]["restarts"])
             joined = s.pid(1)
-            os.kill(joined, signal.SIGKILL)  # its launcher starts it again, too
-            wait_for(lambda: s.ready() and s.pid(1) != joined, 10, "the joined stage comes back")
+            os.kill(joined, signal.SIGKILL)  # its launcher starts it again, as that stage: it does not wait as a spare once more
+            wait_for(lambda: s.ready() and s.pid(1) != joined, 1.5, "the joined stage comes back")
             os.kill(s.supervisor_pid(), signal.SIGTERM)
             assert joiner.wait(10 * SLACK) == 0
             with open(s.path("join.log")) as log:

@@ -331,9 +331,20 @@ static void supervisor_gives_a_process_that_puts_itself_away_more_time(void **st
     assert_int_equal(c->was_silent, 1);
     reap(&end);
     assert_int_equal(end.is_released, 0);
+    assert_int_equal(c->serves, -1);
     start_talker("printf bbr >&$SLUICE_BEAT_FD; exit 0"); /* the last words are heard though it is gone */
     reap(&end);
     assert_int_equal(end.is_released, 1);
+}
+
+static void supervisor_hears_which_stage_a_process_is(void **state)
+{
+    (void)state;
+    struct child_end end;
+    struct child *c = start_talker("printf 'b\\200b\\277b\\211' >&$SLUICE_BEAT_FD; exit 0");
+    reap(&end);
+    assert_int_equal(c->serves, 9); /* the last that it said */
+    assert_int_equal(end.is_released, 0);
 }
 
 static void supervisor_that_was_stopped_itself_judges_nobody_by_it(void **state)
@@ -487,6 +498,7 @@ int main(void)
         cmocka_unit_test(supervisor_kills_a_process_that_falls_silent),
         cmocka_unit_test(supervisor_leaves_alone_whoever_never_spoke),
         cmocka_unit_test(supervisor_gives_a_process_that_puts_itself_away_more_time),
+        cmocka_unit_test(supervisor_hears_which_stage_a_process_is),
         cmocka_unit_test(supervisor_that_was_stopped_itself_judges_nobody_by_it),
         cmocka_unit_test(supervisor_that_ends_kills_nobody_for_silence),
         cmocka_unit_test(supervisor_children_survive_a_hangup_before_they_know_it),
