@@ -131,7 +131,7 @@ struct engine {
     int barren;                    /* the last epoch ended before one did: the next is believed when it retires one */
     int lost_stage;                /* hollow blocks: the highest stage that lost their content */
     int64_t last_turn_ns, patient_ns; /* after a stop of this process: clients' reading is not judged before */
-    int64_t next_periodic_ns, published_ns;
+    int64_t created_ns, next_periodic_ns, published_ns;
     int dirty;
     struct metrics metrics;
 
@@ -164,7 +164,7 @@ void engine__cancel_flagged(struct engine *e);
 /* engine_resume.c */
 void engine__known(struct engine *e, struct request *r);   /* accepted: a later attempt may take it over, until engine__end */
 /* May a resumed request go on here? An earlier attempt that lives ends; a later one is in its way. */
-enum status engine__take_over(struct engine *e, const struct request *r, struct error *err);
+enum status engine__take_over(struct engine *e, struct request *r, int64_t now, struct error *err);
 void engine__take_up(struct engine *e, struct request *r, int64_t now); /* resumed and accepted: its times are those of the whole answer */
 /* 1: a resumed request has ended, because its client has the whole answer already, or cannot get the rest of it here. Its limit
  * and the stages' numerics are known with the pool, so it is asked again when the request is to start. */

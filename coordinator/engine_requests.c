@@ -173,7 +173,7 @@ static void fit_answer(const struct engine *e, struct request *r, uint32_t n_blo
 static enum status can_ever_run(struct engine *e, struct request *r, struct error *err)
 {
     struct blocks_count count = blocks_counts(e->blocks);
-    if (count.total > 0 && r->state != REQUEST_PARKED) /* else its answer has begun with a limit that was told to the planner */
+    if (count.total > 0 && !r->item.started) /* else its answer has begun with a limit that was told to the planner */
         fit_answer(e, r, count.total);
     uint32_t need = blocks_needed(e->blocks, engine__positions_needed(r));
     if (count.total == 0 || blocks_ever_fit(e->blocks, need)) /* no pool is known before the stages have loaded */
@@ -206,14 +206,14 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
     }
     TRY(can_ever_run(e, r, err));
     if (r->resumed)
-        TRY(engine__take_over(e, r, err));
+        TRY(engine__take_over(e, r, now, err));
     r->item = (struct admission_item){
         .client = engine__hash_text(e, r->client),
         .batch = r->batch_priority,
         .n_prompt = r->n_prompt,
         .n_answer_max = r->answer_limit,
         .resumed = r->resumed,
-        .deadline_ns = r->deadline_ns,
+        .deadline_ns = r->goes_first ? 0 : r->deadline_ns, /* engine__expire ends those that have begun */
     };
     int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 && !e->n_parked && !e->n_starved &&
                     engine__has_room(e, r);
@@ -256,9 +256,9 @@ void engine__submit(struct engine *e, struct request *r, int64_t now)
     if (!r->resumed) /* else request_take_up did */
         output_init(&r->output, e->o.tokenizer, r->stops, r->n_stops);
     e->metrics.accepted++;
-    list_push_back(&e->queued, &r->link);
+    list_push_back(r->goes_first ? &e->parked : &e->queued, &r->link);
     engine__known(e, r);
-    engine__set_state(e, r, REQUEST_QUEUED);
+    engine__set_state(e, r, r->goes_first ? REQUEST_PARKED : REQUEST_QUEUED);
     note_idle(e);
     r->last_progress_ns = now;
     if (r->resumed)
@@ -298,15 +298,16 @@ static void start(struct engine *e, struct request *r, int64_t now)
         r->n_planned = n_cached;
     }
     r->last_progress_ns = now;
-    if (r->n_answer == 0 && r->state == REQUEST_QUEUED) {
+    int is_first = !r->item.started;
+    if (is_first && r->n_answer == 0) {
         r->admitted_ns = now;
         r->n_cached = n_cached;
         histogram_add(&e->metrics.queue, engine__seconds(r->arrived_ns, now), 1);
     } else {
         LOG_INFO("req %s: goes on, %u of %u positions are cached", r->id, n_cached, n_input);
     }
-    admission_start(e->admission, &r->item, r->state == REQUEST_QUEUED ? n_input - n_cached : 0);
-    if (r->resumed && r->state == REQUEST_QUEUED) /* paid for here like everything else: who shows a token gets nothing for free */
+    admission_start(e->admission, &r->item, is_first ? n_input - n_cached : 0);
+    if (r->resumed && is_first) /* paid for here like everything else: who shows a token gets nothing for free */
         admission_charge(e->admission, &r->item, n_input - n_cached);
     engine__set_state(e, r, REQUEST_READING);
 }
@@ -356,7 +357,7 @@ static int admit_one(struct engine *e, int64_t now)
         engine__end(e, r, REQUEST_FAILED, &err);
         return 1;
     }
-    if (r->state == REQUEST_QUEUED)
+    if (!r->order)
         r->order = ++e->next_order;
     start(e, r, now);
     return 1;

@@ -13,6 +13,10 @@
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
 
+/* After a coordinator's start those that ran in the one before come first, as they would have. Not for ever: who keeps a token
+ * would pass the others with it again and again. */
+static const int64_t RETURN_NS = 60 * NS_PER_S;
+
 static struct list *list_of(struct engine *e, const struct resume_token *t)
 {
     uint32_t bits;
@@ -36,15 +40,20 @@ static struct request *earlier_attempt(struct engine *e, const struct request *r
     return NULL;
 }
 
-enum status engine__take_over(struct engine *e, const struct request *r, struct error *err)
+enum status engine__take_over(struct engine *e, struct request *r, int64_t now, struct error *err)
 {
     struct request *other = earlier_attempt(e, r);
+    r->goes_first = r->n_answer > 0 && now - e->created_ns < RETURN_NS;
     if (!other)
         return STATUS_OK;
     if (other->attempt >= r->attempt)
         return error_param(err, STATUS_CONFLICT, "attempt", "not_later", "attempt %u of this request is here, this one is %u",
                            other->attempt, r->attempt);
     struct error why;
+    if (other->state != REQUEST_QUEUED && r->n_answer > 0) { /* whatever ids it names: who waits does not pass others by them */
+        r->goes_first = 1;
+        r->order = other->order; /* its age among those that run */
+    }
     error_param(&why, STATUS_CANCELLED, NULL, "taken_over", "taken over by attempt %u", r->attempt);
     engine__end(e, other, REQUEST_CANCELLED, &why);
     return STATUS_OK;
@@ -60,7 +69,6 @@ void engine__take_up(struct engine *e, struct request *r, int64_t now)
 {
     int64_t first = r->n_answer ? ms_before(now, r->before.decode_ms) : now;
     int64_t admitted = r->n_answer ? ms_before(first, r->before.prompt_ms) : now;
-    (void)e;
     r->arrived_ns = ms_before(admitted, r->before.queue_ms);
     if (r->n_answer) { /* else they come with its first start */
         r->first_token_ns = first;
@@ -68,6 +76,8 @@ void engine__take_up(struct engine *e, struct request *r, int64_t now)
         r->admitted_ns = admitted;
         r->n_cached = r->before.cached_tokens < r->n_prompt ? r->before.cached_tokens : r->n_prompt;
     }
+    if (r->goes_first && !r->order)
+        r->order = ++e->next_order;
     LOG_INFO("req %s: attempt %u goes on after %u answer tokens", r->id, r->attempt, r->n_answer);
 }
 
@@ -96,7 +106,7 @@ int engine__settle(struct engine *e, struct request *r)
 {
     const struct bytes none = {"", 0};
     struct error err;
-    if (!r->resumed || r->n_answer == 0 || r->state != REQUEST_QUEUED)
+    if (!r->resumed || r->n_answer == 0 || r->item.started)
         return 0;
     if (check_profile(e, r, &err) != STATUS_OK) {
         engine__end(e, r, REQUEST_FAILED, &err);
