@@ -34,7 +34,7 @@ struct pipeline {
     int64_t not_before_ns;            /* back-off, in WAITING */
     int64_t progress_ns;              /* a result came or a layer was done, or the first tick after idling went out */
     int64_t running_ns;               /* when it became RUNNING */
-    uint32_t n_failed;                /* epochs that ended since the last one that did well */
+    uint32_t n_failed;                /* epochs that ended since the last one that did well, with their stages still here */
     int stopped;
     int lost_pending, ready_pending;
     struct pipeline_event lost;

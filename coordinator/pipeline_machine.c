@@ -13,8 +13,7 @@
 #define STEP_NS (5 * NS_PER_S)      /* ACK, READY, the first tick */
 #define LOAD_NS (600 * NS_PER_S)    /* LOADED, while heartbeats live */
 #define BACKOFF_NS (50 * NS_PER_MS) /* after the second failed attempt, doubling */
-#define SOUND_NS (5 * NS_PER_S)     /* an epoch that lived so long did well, ... */
-enum { SOUND_TICKS = 16 };          /* ... or one that retired so many: the next attempt is the first again */
+#define SOUND_NS (5 * NS_PER_S)     /* an epoch that lived so long did well, as did one that retired a tick */
 enum { MAX_BACKOFF_SHIFT = 6, MAX_MISSED_STEPS = 3, HEARTBEATS_MISSED = 4 };
 
 /* --- sending ------------------------------------------------------------------------------------------------------------------ */
@@ -178,7 +177,7 @@ static void note_cause(struct pipeline *p, int stage, const struct error *why, i
 static void end_running(struct pipeline *p, int stage, const struct error *why, int64_t now_ns)
 {
     p->stats.losses++;
-    if (p->retired_tick >= SOUND_TICKS || now_ns - p->running_ns >= SOUND_NS)
+    if (p->retired_tick > 0 || now_ns - p->running_ns >= SOUND_NS)
         p->n_failed = 0;
     if (!p->ready_pending) { /* else nobody has heard that it was ready */
         p->lost_pending = 1;
@@ -193,6 +192,19 @@ static void end_running(struct pipeline *p, int stage, const struct error *why, 
     stage_table_forgive(p->stages, now_ns); /* they have waited for each other; the next epoch tells who stands */
 }
 
+/* Attempts with the same stages are spaced out. One that ends because a process is gone says nothing of the next one, which
+ * has another, and waits for it anyway. */
+static void back_off(struct pipeline *p, int stage, int64_t now_ns)
+{
+    p->not_before_ns = now_ns;
+    if (stage != STAGE_NONE && stage_table_at(p->stages, (uint32_t)stage)->attachment == 0)
+        return;
+    int shift = p->n_failed < MAX_BACKOFF_SHIFT ? (int)p->n_failed : MAX_BACKOFF_SHIFT;
+    if (p->n_failed > 0)
+        p->not_before_ns += BACKOFF_NS << (shift - 1);
+    p->n_failed++;
+}
+
 /* The epoch ends here. Called for every reason; moves to WAITING, from where pipeline__advance goes on. */
 void pipeline__fall(struct pipeline *p, int stage, const struct error *why, int64_t now_ns)
 {
@@ -205,9 +217,7 @@ void pipeline__fall(struct pipeline *p, int stage, const struct error *why, int6
     trace_event("pipeline falls", p->state, stage, why->status, (int64_t)p->epoch);
     if (p->state == PIPELINE_RUNNING)
         end_running(p, stage, why, now_ns);
-    int shift = p->n_failed < MAX_BACKOFF_SHIFT ? (int)p->n_failed : MAX_BACKOFF_SHIFT;
-    p->not_before_ns = p->n_failed == 0 ? now_ns : now_ns + (BACKOFF_NS << (shift - 1));
-    p->n_failed++;
+    back_off(p, stage, now_ns);
     p->sent_tick = p->retired_tick = 0;
     p->state = PIPELINE_WAITING;
     stage_table_unlink(p->stages);

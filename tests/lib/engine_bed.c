@@ -16,6 +16,7 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/rand.h"
+#include "tests/lib/tapped_link.h"
 
 enum { BEAT_MS = 40, READY_MS = 20000, ARENA_BYTES = 16 << 20, MAX_FLAGS = 64 };
 
@@ -33,6 +34,7 @@ struct bed_stage {
     struct engine_bed *bed;
     uint32_t index;
     int away, silent; /* bed lock */
+    int dead;         /* bed lock: it has ended as engine_bed_end_at said, and nobody knows yet */
     uint32_t last_signal; /* of the process before this one */
     uint64_t incarnation;
     struct worker *worker; /* bed lock; NULL: killed */
@@ -45,7 +47,14 @@ struct engine_bed {
     struct model model;
     struct split split;
     struct tokenizer *tokenizer;
-    struct engine *engine;
+    struct engine *engine;        /* engine lock: from other threads than the test's */
+    pthread_rwlock_t engine_lock;
+    int engine_dead;              /* bed lock */
+    struct {
+        int armed, fired, after;
+        enum bed_point point;
+        uint32_t stage, n;
+    } end;                        /* bed lock */
     struct mem_hub *hub;
     struct bed_stage stages[BED_MAX_STAGES];
     struct bed_conn *conns;
@@ -72,6 +81,63 @@ static void sleep_ms(int ms)
     usleep((useconds_t)ms * 1000);
 }
 
+/* --- processes that end at a given point ---------------------------------------------------------------------------------------- */
+
+void engine_bed_end_at(struct engine_bed *b, enum bed_point point, uint32_t stage, uint32_t n, int after)
+{
+    lock(b);
+    b->end.armed = 1;
+    b->end.fired = 0;
+    b->end.point = point;
+    b->end.stage = stage;
+    b->end.n = n;
+    b->end.after = after;
+    unlock(b);
+}
+
+void engine_bed_end_nowhere(struct engine_bed *b)
+{
+    lock(b);
+    b->end.armed = 0;
+    unlock(b);
+}
+
+int engine_bed_has_ended(struct engine_bed *b)
+{
+    lock(b);
+    int fired = b->end.fired;
+    unlock(b);
+    return fired;
+}
+
+/* The engine's thread or a worker's is at a point. 0: its process is gone. Under the bed's lock. */
+static int may_pass(struct engine_bed *b, enum bed_point point, uint32_t stage, int after)
+{
+    int of_stage = point < BED_ENGINE_SENDS;
+    if (of_stage ? b->stages[stage].dead : b->engine_dead)
+        return 0;
+    if (!b->end.armed || b->end.point != point || (of_stage && b->end.stage != stage) || b->end.after != after ||
+        --b->end.n > 0)
+        return 1;
+    b->end.armed = 0;
+    b->end.fired = 1;
+    if (of_stage)
+        b->stages[stage].dead = 1;
+    else
+        b->engine_dead = 1;
+    pthread_cond_broadcast(&b->changed);
+    return 0;
+}
+
+static int pass_link(void *ctx, int writes, int after)
+{
+    struct bed_stage *s = ctx;
+    lock(s->bed);
+    int ok = may_pass(s->bed, writes ? BED_STAGE_WRITES : BED_STAGE_READS, s->index, after);
+    unlock(s->bed);
+    return ok;
+}
+
 /* --- engine -> stage (the engine's thread) ---------------------------------------------------------------------------------- */
 
 static enum status post_plan(struct worker *w, const struct to_stage *m)
@@ -88,16 +154,21 @@ static enum status port_send(void *ctx, const struct to_stage *m)
 {
     struct bed_conn *c = ctx;
     struct bed_stage *s = c->stage;
+    struct engine_bed *b = s->bed;
     enum status st = STATUS_CLOSED;
-    lock(s->bed);
+    lock(b);
     if (c->open && s->worker) {
         st = STATUS_OK;
-        if (m->kind == TO_STAGE_PLAN)
+        if (!may_pass(b, BED_ENGINE_SENDS, 0, 0) || !may_pass(b, BED_STAGE_GETS, s->index, 0))
+            ; /* into a stream that nobody writes to or reads any more */
+        else if (m->kind == TO_STAGE_PLAN)
             st = post_plan(s->worker, m);
         else if (m->kind != TO_STAGE_EXIT)
             worker_post(s->worker, m);
+        may_pass(b, BED_STAGE_GETS, s->index, 1);
+        may_pass(b, BED_ENGINE_SENDS, 0, 1);
     }
-    unlock(s->bed);
+    unlock(b);
     return st;
 }
 
@@ -117,7 +188,7 @@ static void port_close(void *ctx, const struct error *why)
 
 /* --- stage -> engine (the compute thread, or the beater) -------------------------------------------------------------------- */
 
-static void give(struct engine_bed *b, uint64_t attachment, const struct from_stage *m)
+static void give_as(struct engine_bed *b, uint64_t attachment, const struct from_stage *m)
 {
     struct from_stage copy = *m;
     if (m->kind == FROM_STAGE_RESULT) {
@@ -138,60 +209,93 @@ static void give(struct engine_bed *b, uint64_t attachment, const struct from_st
     engine_stage_message(b->engine, attachment, &copy);
 }
 
+/* By the stream c, if it still stands. */
+static void give(struct bed_conn *c, const struct from_stage *m)
+{
+    struct bed_stage *s = c->stage;
+    struct engine_bed *b = s->bed;
+    int counts = m->kind != FROM_STAGE_HEARTBEAT;
+    pthread_rwlock_rdlock(&b->engine_lock); /* the engine that it was attached to: streams end before there is another */
+    lock(b);
+    int ok = s->conn == c && c->open && !s->dead && !b->engine_dead;
+    if (ok && counts)
+        ok = may_pass(b, BED_STAGE_SENDS, s->index, 0) && may_pass(b, BED_ENGINE_GETS, 0, 0);
+    unlock(b);
+    if (ok)
+        give_as(b, c->attachment, m);
+    lock(b);
+    if (ok && counts) {
+        may_pass(b, BED_STAGE_SENDS, s->index, 1);
+        may_pass(b, BED_ENGINE_GETS, 0, 1);
+    }
+    unlock(b);
+    pthread_rwlock_unlock(&b->engine_lock);
+}
+
 static void on_worker_send(void *ctx, const struct from_stage *m)
 {
     struct bed_stage *s = ctx;
     lock(s->bed);
-    uint64_t attachment = s->conn && s->conn->open && !s->silent ? s->conn->attachment : 0;
+    struct bed_conn *c = s->silent ? NULL : s->conn;
     unlock(s->bed);
-    if (attachment)
-        give(s->bed, attachment, m);
+    if (c)
+        give(c, m);
+}
+
+/* A new stream; 0: somebody was faster, or the process is gone. */
+static int connect_stage(struct bed_stage *s, struct bed_conn *c, struct msg_hello *hello)
+{
+    struct engine_bed *b = s->bed;
+    const struct stage_port port = {c, port_send, port_close};
+    pthread_rwlock_rdlock(&b->engine_lock);
+    uint64_t attachment = engine_stage_attached(b->engine, &port);
+    lock(b);
+    c->attachment = attachment;
+    int ok = c->open && s->worker && !s->conn && !s->dead;
+    if (ok) {
+        s->conn = c;
+        worker_describe(s->worker, hello);
+        hello->incarnation = s->incarnation;
+        hello->last_signal = s->last_signal;
+    }
+    unlock(b);
+    if (!ok)
+        engine_stage_closed(b->engine, attachment);
+    pthread_rwlock_unlock(&b->engine_lock);
+    return ok;
 }
 
 static void attach(struct bed_stage *s)
 {
     struct engine_bed *b = s->bed;
     struct bed_conn *c = calloc(1, sizeof *c);
+    struct from_stage m = {.kind = FROM_STAGE_HELLO};
     CHECK(c);
     *c = (struct bed_conn){.stage = s, .open = 1};
     lock(b);
     c->next = b->conns;
     b->conns = c;
     unlock(b);
-    const struct stage_port port = {c, port_send, port_close};
-    uint64_t attachment = engine_stage_attached(b->engine, &port);
-    struct from_stage m = {.kind = FROM_STAGE_HELLO};
-    lock(b);
-    c->attachment = attachment;
-    int ok = c->open && s->worker && !s->conn;
-    if (ok) {
-        s->conn = c;
-        worker_describe(s->worker, &m.hello);
-    }
-    unlock(b);
+    if (!connect_stage(s, c, &m.hello))
+        return;
     m.hello.wire_version = WIRE_VERSION;
     m.hello.stage = s->index;
     m.hello.pid = (uint32_t)getpid();
-    m.hello.incarnation = s->incarnation;
-    m.hello.last_signal = s->last_signal;
     snprintf(m.hello.host, sizeof m.hello.host, "bed");
-    if (ok)
-        give(b, attachment, &m);
-    else
-        engine_stage_closed(b->engine, attachment);
+    give(c, &m);
 }
 
 static void beat(struct bed_stage *s)
 {
     struct from_stage m = {.kind = FROM_STAGE_HEARTBEAT};
     lock(s->bed);
-    uint64_t attachment = s->conn && s->conn->open && s->worker && !s->silent ? s->conn->attachment : 0;
-    int lonely = s->worker && !s->conn && !s->away && !s->silent;
-    if (attachment)
+    struct bed_conn *c = s->worker && !s->silent ? s->conn : NULL;
+    int lonely = s->worker && !s->conn && !s->away && !s->silent && !s->dead && !s->bed->engine_dead;
+    if (c)
         worker_heartbeat(s->worker, &m.heartbeat);
     unlock(s->bed);
-    if (attachment)
-        engine_stage_message(s->bed->engine, attachment, &m);
+    if (c)
+        give(c, &m);
     if (lonely)
         attach(s);
 }
@@ -207,7 +311,7 @@ static void *run_beater(void *arg)
             return NULL;
         for (uint32_t i = 0; i < b->o.n_stages; i++)
             beat(&b->stages[i]);
-        sleep_ms(BEAT_MS);
+        sleep_ms(b->o.beat_ms ? (int)b->o.beat_ms : BEAT_MS);
     }
 }
 
@@ -225,7 +329,9 @@ void engine_bed_start_stage(struct engine_bed *b, uint32_t stage)
     struct link_port *port;
     struct worker *w;
     struct error err = {0};
-    CHECK(link_mem_port_create(b->hub, 0, &port) == STATUS_OK);
+    struct link_port *bare;
+    CHECK(link_mem_port_create(b->hub, 0, &bare) == STATUS_OK);
+    CHECK(tapped_link_port_create(bare, &(struct link_tap){pass_link, s}, &port) == STATUS_OK);
     const struct worker_options o = {
         .create_compute = create_compute, .compute_ctx = s, .port = port, .send = on_worker_send, .send_ctx = s};
     if (worker_create(&o, &w, &err) != STATUS_OK)
@@ -234,7 +340,7 @@ void engine_bed_start_stage(struct engine_bed *b, uint32_t stage)
     CHECK(!s->worker);
     s->worker = w;
     s->incarnation = rand_mix(++b->next_incarnation) | 1;
-    s->away = 0; /* the beater attaches it */
+    s->away = s->dead = 0; /* the beater attaches it */
     unlock(b);
 }
 
@@ -253,7 +359,7 @@ static void drop_conn(struct bed_stage *s, struct worker **worker)
         worker_detach(s->worker);
     }
     unlock(s->bed);
-    if (c)
+    if (c) /* on the test's thread, which alone makes engines */
         engine_stage_closed(s->bed->engine, c->attachment);
 }
 
@@ -299,6 +405,30 @@ static void read_config(struct engine_bed *b)
         fail_msg("%s", err.message);
 }
 
+static void start_engine(struct engine_bed *b)
+{
+    struct error err = {0};
+    const struct engine_options eo = {.config = &b->config, .model = &b->model, .tokenizer = b->tokenizer, .split = &b->split,
+                                      .model_name = "bed", .hash_bits = b->o.hash_bits};
+    if (engine_create(&eo, &b->engine, &err) != STATUS_OK)
+        fail_msg("%s", err.message);
+}
+
+void engine_bed_restart_engine(struct engine_bed *b)
+{
+    lock(b);
+    b->engine_dead = 1;
+    unlock(b);
+    engine_stop(b->engine); /* closes every stream */
+    pthread_rwlock_wrlock(&b->engine_lock);
+    engine_destroy(b->engine);
+    start_engine(b);
+    pthread_rwlock_unlock(&b->engine_lock);
+    lock(b);
+    b->engine_dead = 0;
+    unlock(b);
+}
+
 struct engine_bed *engine_bed_open(const struct engine_bed_options *o)
 {
     struct engine_bed *b = calloc(1, sizeof *b);
@@ -306,6 +436,7 @@ struct engine_bed *engine_bed_open(const struct engine_bed_options *o)
     assert_non_null(b);
     b->o = *o;
     pthread_mutex_init(&b->lock, NULL);
+    pthread_rwlock_init(&b->engine_lock, NULL);
     pthread_cond_init(&b->changed, NULL);
     read_config(b);
     if (model_open(o->model_path, &b->model, &err) != STATUS_OK ||
@@ -317,10 +448,7 @@ struct engine_bed *engine_bed_open(const struct engine_bed_options *o)
     if (b->config.context < 0)
         b->config.context = b->model.hp.n_context;
     b->config.stages = o->n_stages;
-    const struct engine_options eo = {.config = &b->config, .model = &b->model, .tokenizer = b->tokenizer, .split = &b->split,
-                                      .model_name = "bed", .hash_bits = o->hash_bits};
-    if (engine_create(&eo, &b->engine, &err) != STATUS_OK)
-        fail_msg("%s", err.message);
+    start_engine(b);
     assert_int_equal(mem_hub_create(&b->hub), STATUS_OK);
     for (uint32_t i = 0; i < o->n_stages; i++) {
         b->stages[i] = (struct bed_stage){.bed = b, .index = i, .away = 1};
@@ -349,6 +477,7 @@ void engine_bed_close(struct engine_bed *b)
     tokenizer_destroy(b->tokenizer);
     model_close(&b->model);
     pthread_mutex_destroy(&b->lock);
+    pthread_rwlock_destroy(&b->engine_lock);
     pthread_cond_destroy(&b->changed);
     free(b);
 }
@@ -401,6 +530,10 @@ static enum status sink_send(void *ctx, const struct generate_event *e)
     struct bed_request *r = ctx;
     enum status st = STATUS_OK;
     lock(r->bed);
+    if (!may_pass(r->bed, BED_ENGINE_TELLS, 0, 0)) {
+        unlock(r->bed);
+        return STATUS_OK; /* nobody hears it */
+    }
     CHECK(r->n_finished == 0 && r->n_done == 0); /* nothing follows the end */
     r->n_events++;
     if (e->kind == GENERATE_ACCEPTED) {
@@ -422,6 +555,7 @@ static enum status sink_send(void *ctx, const struct generate_event *e)
         r->n_done++;
         r->done = *e;
     }
+    may_pass(r->bed, BED_ENGINE_TELLS, 0, 1);
     pthread_cond_broadcast(&r->bed->changed);
     unlock(r->bed);
     return st;

@@ -26,6 +26,7 @@ struct engine_bed_options {
     enum status (*create)(void *ctx, uint32_t stage, struct compute **out, struct error *err);
     void *ctx;
     uint32_t hash_bits; /* of the prefix map; 0: all */
+    uint32_t beat_ms;   /* how often stages beat, and attach again where they have no stream; 0: 40 */
 };
 
 struct engine_bed;
@@ -47,6 +48,28 @@ void engine_bed_crash_stage(struct engine_bed *b, uint32_t stage, int signal);
 void engine_bed_break_stream(struct engine_bed *b, uint32_t stage);
 /* Nothing comes from this stage while on: what a frozen process does. */
 void engine_bed_silence(struct engine_bed *b, uint32_t stage, int on);
+
+/* Another engine in the place of this one, which ends as by SIGKILL: nothing that it says from now on is heard by stages or
+ * clients. Its requests end for their clients with what engine_stop tells them. The stages live and attach to the new one. */
+void engine_bed_restart_engine(struct engine_bed *b);
+
+/* Whatever passes between processes; heartbeats do not count. */
+enum bed_point {
+    BED_STAGE_SENDS,  /* a message to the engine */
+    BED_STAGE_GETS,   /* a message of the engine */
+    BED_STAGE_WRITES, /* into a link: a frame, feedback, or a part of one */
+    BED_STAGE_READS,  /* from a link */
+    BED_ENGINE_SENDS, /* to any stage */
+    BED_ENGINE_GETS,  /* from any stage */
+    BED_ENGINE_TELLS, /* an event to a client */
+    BED_N_POINTS,
+};
+
+/* The process (this stage, or the engine) ends at the n-th passage (1: the next one) from now on: before it, or after it. From
+ * then on it neither says nor hears anything; its end becomes known with engine_bed_kill_stage or engine_bed_restart_engine. */
+void engine_bed_end_at(struct engine_bed *b, enum bed_point point, uint32_t stage, uint32_t n, int after);
+int engine_bed_has_ended(struct engine_bed *b); /* as told */
+void engine_bed_end_nowhere(struct engine_bed *b);
 
 struct bed_request {
     /* as asked */
