@@ -292,10 +292,10 @@ class Service:
     def parts(self):
         return ["coordinator", "gateway", *range(self.stages)]
 
-    def resources(self):
-        """{part: {"rss_kib", "fds", "threads"}} of coordinator, gateway and the stages by number"""
+    def resources(self, *parts):
+        """{part: {"rss_kib", "fds", "threads"}} of these parts, or of coordinator, gateway and the stages by number"""
         out = {}
-        for part in self.parts():
+        for part in parts or self.parts():
             pid = self.pid(part)
             with open(f"/proc/{pid}/status") as f:
                 field = dict(line.split(":", 1) for line in f)
@@ -305,8 +305,7 @@ class Service:
 
     def rss(self, *parts):
         """KiB of each part: {part: KiB}; of all when none is named."""
-        found = self.resources()
-        return {part: found[part]["rss_kib"] for part in parts or found}
+        return {part: used["rss_kib"] for part, used in self.resources(*parts).items()}
 
     def kill(self, what, sig=signal.SIGKILL):
         pid = self.pid(what)

@@ -1,4 +1,5 @@
-"""Processes that die and strangers that talk nonsense: clients get an answer within 2 s, the service is ready again by itself."""
+"""Everything at once, stages that stop, and strangers that talk nonsense: nobody hears of it but by a pause. (One process that dies: groups
+4 and 11 of the failure cases, test_fc_crash.py, test_fc_resume.py.)"""
 import os
 import random
 import signal
@@ -8,119 +9,59 @@ import time
 
 from service import SLACK, Service, ids, run, wait_for
 
-ANSWER_S = 2
 READY_AGAIN_S = 5
 
 
 def start_clients(s):
-    """4 streams that run (one of them without SSE) and 2 that wait."""
-    running = [s.call(ids(300 if i == 3 else 6, i), 2000, key=f"r{i}", stream=i != 2) for i in range(4)]
-    for i in (0, 1):
-        running[i].wait_tokens(3)
-    wait_for(lambda: s.status()["requests"]["decoding"] == 4, 5, "four decode")
-    queued = [(s.call(p := ids(6, 50 + i), 8, key=f"q{i}", stream=i == 0), p) for i in range(2)]
-    wait_for(lambda: s.status()["requests"]["queued"] == 2, 2, "two wait")
-    return running, queued
+    """[(call, prompt, answer tokens)]: four that run, one of them without a stream, and two that wait."""
+    jobs = [(ids(300 if i == 3 else 6, i), 250, f"r{i}", i != 2) for i in range(4)] + [(ids(6, 50 + i), 8, f"q{i}", i == 0) for i in range(2)]
+    calls = [(s.call(p, n, key=key, stream=stream), p, n) for p, n, key, stream in jobs]
+    for c, *_ in calls[:2]:
+        c.wait_tokens(3)
+    s.wait_requests(decoding=4, queued=2)
+    return calls
 
 
-def assert_told(calls, killed):
-    """Each ends within 2 s by one retryable error: an event of its stream, or an answer with the right status."""
-    for c in calls:
-        c.finish_up(ANSWER_S + 3)
-        assert c.ended - killed <= ANSWER_S * SLACK, (c.ended - killed, c.describe())
-        assert c.error and c.error["retryable"] is True and not c.broken, c.describe()
-        assert c.finish is None and not c.done, c.describe()
-        assert c.status == 200 if c.events else c.status in (500, 503), c.describe()
+def kill_and_finish(s, *victims):
+    """These die at once; everybody has its reference text in the end."""
+    calls = start_clients(s)
+    before = {x: s.pid(x) for x in s.parts()}
+    for x in victims:
+        os.kill(before[x], signal.SIGKILL)
+    killed = time.monotonic()
+    s.ended |= set(victims)
+    for c, p, n in calls:
+        c.finish_up(20).assert_reference(p, n)
+    print(f"      pauses {[round(c.max_gap(killed - 1), 2) for c, *_ in calls if len(c.times()) > 1]} s")
+    wait_for(s.ready, READY_AGAIN_S, "ready again")
+    after = {x: s.pid(x) for x in s.parts()}
+    assert {x for x in before if before[x] != after[x]} == set(victims), (before, after)
 
 
-def kill_stage(n_stages, which, sig=signal.SIGKILL):
-    with Service(stages=n_stages, slots=4) as s:
-        before = {x: s.pid(x) for x in ["coordinator", "gateway", *range(n_stages)]}
-        for round in range(2):
-            running, queued = start_clients(s)
-            s.kill(which, sig)
-            killed = time.monotonic()
-            assert_told(running, killed)
-            for c, p in queued:
-                c.finish_up(READY_AGAIN_S + 5).assert_reference(p, 8)
-            wait_for(s.ready, READY_AGAIN_S, "ready again")
-            s.assert_quiet(restarts=round + 1)
-        after = {x: s.pid(x) for x in before}
-        assert {x for x in before if before[x] != after[x]} == {which}, (before, after)
-
-
-def test_killing_the_first_stage_is_survived():
-    kill_stage(3, 0)
-
-
-def test_killing_a_middle_stage_is_survived():
-    kill_stage(3, 1)
-
-
-def test_killing_the_last_stage_is_survived():
-    kill_stage(3, 2)
-
-
-def test_killing_the_only_stage_is_survived():
-    kill_stage(1, 0)
-
-
-def test_killing_the_coordinator_is_survived():
+def test_killing_the_gateway_is_a_pause():
     with Service(stages=2, slots=4) as s:
-        before = {x: s.pid(x) for x in ("coordinator", "gateway", 0, 1)}
-        running, queued = start_clients(s)
-        s.kill("coordinator")
-        killed = time.monotonic()
-        assert_told(running, killed)
-        for c, p in queued:  # it waited nowhere but in the coordinator: an answer at once, or served by the next one
-            c.finish_up(ANSWER_S + 8)
-            if c.status == 200 and not c.error:
-                c.assert_reference(p, 8)
-            else:
-                assert_told([c], killed)
-        wait_for(lambda: s.ready() and s.status()["coordinator"]["pid"] != before["coordinator"], READY_AGAIN_S, "ready again")
-        assert {x: s.pid(x) for x in ("gateway", 0, 1)} == {x: before[x] for x in ("gateway", 0, 1)}
-        assert s.status()["epoch"] >= 2  # above every number of the life before
+        kill_and_finish(s, "gateway")
         s.assert_quiet()
 
 
-def test_killing_the_gateway_is_survived():
+def test_killing_everything_at_once_is_a_pause():
     with Service(stages=2, slots=4) as s:
-        before = {x: s.pid(x) for x in ("coordinator", "gateway", 0, 1)}
-        running, queued = start_clients(s)
-        s.kill("gateway")
-        for c in [*running, *(c for c, _ in queued)]:
-            c.finish_up(ANSWER_S)
-            assert c.broken, c.describe()
-        wait_for(lambda: s.ready() and s.pid("gateway") != before["gateway"], READY_AGAIN_S, "ready again")
-        s.assert_quiet()
-        assert {x: s.pid(x) for x in ("coordinator", 0, 1)} == {x: before[x] for x in ("coordinator", 0, 1)}
-        s.assert_quiet()
-
-
-def test_killing_everything_at_once_is_survived():
-    with Service(stages=2, slots=4) as s:
-        pids = [s.pid(x) for x in ("coordinator", "gateway", 0, 1)]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: s.ready() and not set(pids) & {s.pid(x) for x in ("coordinator", "gateway", 0, 1)}, READY_AGAIN_S,
-                 "ready again")
-        s.assert_quiet(ended=("coordinator", "gateway"))
+        kill_and_finish(s, "coordinator", "gateway", 0, 1)
+        s.assert_quiet(restarts=sum(x["restarts"] for x in s.status()["stages"]))
 
 
 def test_a_stopped_stage_is_noticed_and_comes_back():
     with Service(stages=2, slots=4, flags=["--heartbeat-ms", "100"]) as s:
-        running = s.call(ids(6, 1), 2000)
+        running = s.call(p := ids(6, 1), 500)
         running.wait_tokens(3)
         pid = s.kill(1, signal.SIGSTOP)
-        stopped = time.monotonic()
         try:
-            assert_told([running], stopped)
             wait_for(lambda: not s.ready(), 2, "not ready")
-            queued = s.call(p := ids(6, 2), 8)
+            queued = s.call(q := ids(6, 2), 8)
         finally:
             os.kill(pid, signal.SIGCONT)
-        queued.finish_up(10).assert_reference(p, 8)
+        queued.finish_up(10).assert_reference(q, 8)
+        running.finish_up(20).assert_reference(p, 500)
         s.assert_quiet()
         assert s.pid(1) == pid
 
@@ -141,21 +82,6 @@ def test_health_tells_the_truth_while_a_stage_is_away():
         wait_for(s.ready, 5, "ready again")
         waiting.finish_up(5).assert_reference(p, 8)
         s.assert_quiet(restarts=1)
-
-
-def test_a_stage_that_stays_away_ends_the_waiting_ones_in_time():
-    with Service(stages=2, flags=["--restart-delay-ms", "60000", "--recovery-timeout-ms", "1500"]) as s:
-        running = s.call(ids(4, 1), 1000)
-        running.wait_tokens(2)
-        s.kill(0)
-        killed = time.monotonic()
-        assert_told([running], killed)
-        waiting = s.call(ids(4, 2), 8).finish_up(5)
-        assert 1.4 <= waiting.ended - killed <= 1.8 * SLACK, waiting.ended - killed
-        assert waiting.status == 503 and waiting.retry_after() and waiting.error["retryable"], waiting.describe()
-        later = s.call(ids(4, 3), 8).finish_up(2)
-        assert later.status == 503 and later.retry_after(), later.describe()
-        assert s.get("/live")[0] == 200
 
 
 def nonsense(rng, kind):

@@ -1,4 +1,4 @@
-"""Hours in minutes: a service under mixed load, judged while it runs. By hand: test_soak.py --minutes 30 [--seed N].
+"""Hours in minutes: a service under mixed load, judged while it runs. By hand: test_soak.py --minutes 30 [--seed N] [--kills].
 
 Requests of mixed sizes, one in ten of which leaves at a random moment, conversations that grow beside them, a pool too small for all
 of it (cached blocks are evicted, requests parked). Every answer has its reference text and one end; sums of status hold at random
@@ -8,11 +8,13 @@ import http.client
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
 
 from client import Call
+from faults import parts, send
 from reference import reference
 from runner import Skip
 from service import CANARY, SLACK, TENTH, Conversation, Service, case, ids, run
@@ -31,6 +33,9 @@ ENV = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0"}
 
 
 class Soak:
+    judged = ()        # whose memory: everybody's
+    pause_s = 0        # that a canary may have to wait beside
+
     def __init__(self, service, seconds, seed, rate=RATE, longest=2000):
         self.s, self.seconds, self.seed, self.rate, self.longest = service, seconds, seed, rate, longest
         self.failure = None        # the first one, of any thread
@@ -113,13 +118,13 @@ class Soak:
             assert c.status == 200 and (self.canary_text is None or c.text == self.canary_text), c.describe()
             self.canary_text = c.text
             queued_s = c.answer["timings"]["queue_ms"] / 1000
-            assert c.ended - c.started < 2 * SLACK + queued_s, (c.ended - c.started, queued_s)
+            assert c.ended - c.started < (2 + self.pause_s) * SLACK + queued_s, (c.ended - c.started, queued_s)
             self.count("canaries")
 
     def watch_memory(self):
         began = time.monotonic()
         while not self.over.wait(2):
-            self.memory.append((time.monotonic() - began, self.s.rss()))
+            self.memory.append((time.monotonic() - began, self.s.rss(*self.judged)))
 
     def judge_memory(self, before, after):
         """Highest of each part from `after` on is less than 1 % above the highest of the time until `before`."""
@@ -131,9 +136,16 @@ class Soak:
 
     # --- the whole ---
 
+    def besides(self):
+        """What runs beside the load."""
+        return [self.watch_sums, self.watch_canary, self.watch_memory]
+
+    def n_restarts(self):
+        return 0
+
     def run(self):
         threads = [threading.Thread(target=self.guarded, args=(w, *a)) for w, *a in
-                   [(self.worker, i) for i in range(N_WORKERS)] + [(self.watch_sums,), (self.watch_canary,), (self.watch_memory,)]]
+                   [(self.worker, i) for i in range(N_WORKERS)] + [(w,) for w in self.besides()]]
         for t in threads:
             t.start()
         self.over.wait(self.seconds)
@@ -143,7 +155,7 @@ class Soak:
         if self.failure:
             raise self.failure
         print(f"      {self.counts} in {self.seconds} s", flush=True)
-        self.s.assert_quiet()
+        self.s.assert_quiet(restarts=self.n_restarts())
         r = self.s.status()["requests"]
         # All that were read to their end are done; one that left may have been faster, or never have arrived.
         n_whole = self.counts["done"] + self.counts["canaries"] + 1  # the canary of assert_quiet
@@ -154,9 +166,37 @@ class Soak:
         self.judge_memory(self.seconds / 2, self.seconds / 2)
 
 
-def soak(minutes, seed=1):
-    with Service(stages=2, slots=8, costs=TENTH, flags=FLAGS, env=ENV) as s:
-        Soak(s, minutes * 60, seed).run()
+KILL_S = 6  # each of two stages lives 12 s: its launcher starts it again at once
+
+
+class SoakWithKills(Soak):
+    judged = ("coordinator", "gateway")
+    pause_s = 2
+
+    def besides(self):
+        return [*super().besides(), self.kill_stages]
+
+    def kill_stages(self):
+        self.n_kills = 0
+        rng = random.Random(self.seed + 1)
+        while not self.over.wait(KILL_S * (0.9 + 0.2 * rng.random())):
+            pid = parts(self.s).get(self.n_kills % self.s.stages)
+            if pid and self.s.ready() and send(pid, signal.SIGKILL):
+                self.n_kills += 1
+
+    def n_restarts(self):
+        print(f"      {self.n_kills} kills", flush=True)
+        assert self.n_kills >= self.seconds / KILL_S * 0.7, self.n_kills
+        return self.n_kills
+
+
+def soak(minutes, seed=1, kind=Soak, flags=()):
+    with Service(stages=2, slots=8, costs=TENTH, flags=[*FLAGS, *flags], env=ENV) as s:
+        kind(s, minutes * 60, seed).run()
+
+
+def run_with_kills(minutes, seed=1):
+    soak(minutes, seed, SoakWithKills, ["--restarts", "1000000"])
 
 
 @case("full", seconds=480)
@@ -167,6 +207,16 @@ def fc_66_five_minutes_of_mixed_load_change_nothing():
 @case("nightly", seconds=2400)
 def fc_66_thirty_minutes_of_mixed_load_change_nothing():
     soak(30)
+
+
+@case("full", seconds=180)
+def fc_66_two_minutes_with_kills_change_nothing():
+    run_with_kills(2)
+
+
+@case("nightly", seconds=2400)
+def fc_66_thirty_minutes_with_kills_change_nothing():
+    run_with_kills(30)
 
 
 @case("nightly", seconds=900, real=True)
@@ -235,6 +285,8 @@ def fc_67_memory_does_not_grow_with_subsets_of_slots():
 
 if __name__ == "__main__":
     if "--minutes" in sys.argv:
-        soak(float(sys.argv[sys.argv.index("--minutes") + 1]), int(sys.argv[sys.argv.index("--seed") + 1]) if "--seed" in sys.argv else 1)
+        minutes = float(sys.argv[sys.argv.index("--minutes") + 1])
+        seed = int(sys.argv[sys.argv.index("--seed") + 1]) if "--seed" in sys.argv else 1
+        (run_with_kills if "--kills" in sys.argv else soak)(minutes, seed)
         sys.exit(0)
     sys.exit(run(sys.modules[__name__]))
