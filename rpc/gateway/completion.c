@@ -569,6 +569,7 @@ static void keep_request(struct completion *c)
     memcpy(r.id, c->id, sizeof r.id);
     memcpy(r.answer_id, c->head.id, sizeof r.answer_id);
     kept_write_request(k, &r, x->body.data, x->body.len);
+    exchange_publish(x);
 }
 
 void completion_start(struct exchange *x)
