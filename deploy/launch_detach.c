@@ -102,7 +102,10 @@ static int asked_signals(void)
 static int report(const struct launcher *l, const struct word *w, pid_t supervisor)
 {
     if (w->code != STARTER_READY) {
-        LOG_ERROR("%s; more in %s", w->why[0] ? w->why : "the service has ended", l->config.log_file);
+        if (w->why[0]) /* else another rank says it: the last line names the cause */
+            LOG_ERROR("%s; more in %s", w->why, l->config.log_file);
+        else if (l->rank == 0)
+            LOG_INFO("the service has ended; more in %s", l->config.log_file);
         return w->code;
     }
     LOG_INFO("serving, detached: pid %d (%s), log %s%s", (int)supervisor, l->pid_path, l->config.log_file,

@@ -276,8 +276,6 @@ static void read_job(struct launcher *l, int64_t now)
                 LOG_INFO("rank %d: rank 0's launcher is back", l->rank);
             now_ready(l);
         } else if (ev.kind == JOB_END) {
-            if (ev.code && !l->why[0])
-                snprintf(l->why, sizeof l->why, "rank %d: rank 0 ended the job with code %d", l->rank, ev.code);
             begin_end(l, ev.code);
         } else if (ev.kind == JOB_EXIT) {
             rank_has_failed(l, &ev);

@@ -102,9 +102,9 @@ def alive(pid):
 
 # --- starts that fail ------------------------------------------------------------------------------------------------------------
 
-def fails_to_start(code, last, cause, command=None, flags=(), rank=1):
+def fails_to_start(code, last, cause, command=None, flags=(), rank=1, detach=False):
     """The job of three ranks ends with this code; the launcher's last line names the rank, a line above it the cause in full."""
-    s = Launched(stages=3, wait=False, flags=flags)
+    s = Launched(stages=3, wait=False, flags=flags, detach=detach)
     if command:
         s.flags += ["--stage-program", s.script_for_stage_1(command)]
     with s:
@@ -115,7 +115,8 @@ def fails_to_start(code, last, cause, command=None, flags=(), rank=1):
             raise AssertionError(f"still there after {START_FAILS_S} s: {s.processes()}") from None
         assert time.monotonic() - began < START_FAILS_S
         s.assert_nothing_left()
-        lines = [line for line in s.log().splitlines() if " launch" in line]
+        with open(s.log_path, errors="replace") as f:  # what mpirun's caller sees, also of a detached service
+            lines = [line for line in f.read().splitlines() if " launch" in line]
         assert s.exit_code == code, (s.exit_code, s.log())
         assert f"rank {rank}: " in lines[-1] and last in lines[-1], lines
         assert any(cause in line for line in s.log().splitlines()), s.log()
@@ -131,6 +132,7 @@ def fc_31_one_rank_that_cannot_start_ends_all_with_its_code():
         taken.listen()
         fails_to_start(4, "address in use", f"127.0.0.1:{port}", f'exec {BIN}/sluice-stage-fake "$@" --data 127.0.0.1:{port}')
     fails_to_start(2, "bad configuration", "cuda", f"{stage} --backend cuda")
+    fails_to_start(3, "missing model", "/nowhere/model.gguf", f"{stage} --model /nowhere/model.gguf", detach=True)
     fails_to_start(2, "bad configuration", "split '4,4'", flags=["--split", "4,4"], rank=0)
 
 
