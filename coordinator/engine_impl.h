@@ -195,6 +195,7 @@ void engine__pipeline_events(struct engine *e, int64_t now); /* lost and ready e
 void engine__expire_lost(struct engine *e, int64_t now);     /* who waited for the pipeline for too long */
 /* Positions below end are retired: a suspect that gets past the place where a stage died is none. */
 void engine__got_past(struct engine *e, struct request *r, uint32_t end);
+void engine__park_running(struct engine *e, int64_t now);
 void engine__leave_quarantine(struct engine *e, struct request *r);
 /* The suspect that runs, or is to run, while nobody else does; NULL: none. */
 struct request *engine__alone(const struct engine *e);

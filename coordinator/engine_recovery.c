@@ -6,7 +6,8 @@
  *
  * A request that makes stages die would take everybody along again and again. Who was in flight at two deaths by a signal of
  * the process's own making (not SIGKILL: that is somebody else's doing) is read again alone; if a stage dies then too, it was
- * this one, and it fails. The others go on. */
+ * this one, and it fails. One that gets past the place is innocent; but not for ever: what kills now and then, at another place
+ * each time, fails at the eighth death. The others go on. */
 #include "coordinator/engine_impl.h"
 
 #include <stdio.h>
@@ -20,7 +21,7 @@
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
 
-enum { CRASHES_ALONE = 2, CRASHES_GUILTY = 3 };
+enum { CRASHES_ALONE = 2, CRASHES_GUILTY = 3, DEATHS_MOST = 8 };
 
 static struct request *of_link(struct list *it)
 {
@@ -51,10 +52,9 @@ void engine__leave_quarantine(struct engine *e, struct request *r)
 
 void engine__got_past(struct engine *e, struct request *r, uint32_t end)
 {
-    if (end <= r->crash_end)
+    if (r->n_crashes < CRASHES_ALONE || end <= r->crash_end)
         return;
-    if (r->n_crashes >= CRASHES_ALONE)
-        LOG_INFO("req %s: got past the place where a stage died: it was not the cause", r->id);
+    LOG_INFO("req %s: got past the place where a stage died: it was not the cause", r->id);
     engine__leave_quarantine(e, r);
 }
 
@@ -62,14 +62,15 @@ static void suspect(struct engine *e, struct request *r, const struct pipeline_e
 {
     struct error err;
     r->n_crashes++;
+    r->n_deaths++;
     r->crash_end = r->n_planned;
     e->n_quarantined += r->n_crashes == CRASHES_ALONE;
     if (r->n_crashes == CRASHES_ALONE)
         LOG_WARN("req %s: in flight at %u deaths of a stage: it goes on alone", r->id, r->n_crashes);
-    if (r->n_crashes < CRASHES_GUILTY)
+    if (r->n_crashes < CRASHES_GUILTY && r->n_deaths < DEATHS_MOST)
         return;
-    error_set(&err, STATUS_INTERNAL, "stage %d died of signal %d each of %u times that it computed this request", ev->crash_stage,
-              ev->crash_signal, r->n_crashes);
+    error_set(&err, STATUS_INTERNAL, "stage %d died of signal %d, the %u. time that a stage died at this request", ev->crash_stage,
+              ev->crash_signal, r->n_deaths);
     engine__end(e, r, REQUEST_FAILED, &err);
 }
 
@@ -98,6 +99,12 @@ struct request *engine__alone(const struct engine *e)
     return best;
 }
 
+void engine__park_running(struct engine *e, int64_t now)
+{
+    LIST_EACH(it, &e->running)
+        engine__park(e, of_link(it), now);
+}
+
 /* --- epochs ------------------------------------------------------------------------------------------------------------------- */
 
 /* The reason names the stage itself already, more often than not. */
@@ -116,8 +123,7 @@ static void epoch_lost(struct engine *e, const struct pipeline_event *ev, int64_
     LOG_WARN("%s; %u running requests pause, %u wait", e->lost_why.message, e->n_reading + e->n_decoding,
              e->n_queued + e->n_parked);
     note_in_flight(e);
-    LIST_EACH(it, &e->running)
-        engine__park(e, of_link(it), now);
+    engine__park_running(e, now);
     sched_reset(e->sched);
     e->n_closes = 0;
     blocks_new_epoch(e->blocks);

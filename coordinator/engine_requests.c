@@ -80,7 +80,10 @@ void engine__park(struct engine *e, struct request *r, int64_t now)
 {
     leave_slot(e, r);
     r->item.deadline_ns = 0; /* engine__expire ends those that have begun */
-    admission_park(e->admission, &r->item, now);
+    if (r->ending) /* it needs no slot again, only a client that reads */
+        admission_finish(e->admission, &r->item);
+    else
+        admission_park(e->admission, &r->item, now);
     list_remove(&r->link);
     list_push_back(&e->parked, &r->link);
     engine__set_state(e, r, REQUEST_PARKED);
@@ -333,9 +336,11 @@ static int admit_one(struct engine *e, int64_t now)
     if (slots_count(e->slots, SLOT_FREE) == 0)
         return 0;
     struct request *r = engine__alone(e);
-    if (r && (r->state != REQUEST_PARKED || e->n_reading + e->n_decoding > 0))
+    if (r && r->state != REQUEST_PARKED)
         return 0;
-    if (!r)
+    if (r) /* it is the next one's turn: who was found innocent steps aside, with its blocks in the cache */
+        engine__park_running(e, now);
+    else
         r = engine__next_parked(e);
     struct admission_item *item = r ? &r->item : admission_next(e->admission);
     if (!item)

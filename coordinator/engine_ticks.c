@@ -146,7 +146,7 @@ static void take_run(struct engine *e, const struct sched_run *run, uint32_t aga
         return; /* it has ended: a surplus row */
     if (run->is_piece)
         r->n_read = run->kv_index + run->n;
-    if (r->n_crashes)
+    if (e->n_quarantined)
         engine__got_past(e, r, run->kv_index + run->n);
     if (run->sample == SAMPLE_LAST && got->bad_logits) { /* what is in its blocks may be as bad: nobody is to find it */
         struct error err;

@@ -99,7 +99,8 @@ struct request {
     int preempted;                /* PARKED for want of blocks, not because the pipeline was lost */
     uint32_t hollow_end;          /* positions below it that are not cached: only the lower stages read them again */
     int in_flight_lost;           /* it had rows in flight when the epoch was lost */
-    uint32_t n_crashes;           /* stages that died of a signal while it was in flight, since it last got past such a place */
+    uint32_t n_crashes;           /* stages that died of a signal of their own while it was in flight, since it was found innocent */
+    uint32_t n_deaths;            /* all of them */
     uint32_t crash_end;           /* positions that were planned at the last of them */
     int starved;                  /* no block for its next row */
     uint32_t n_read;              /* positions from the cache or with retired ticks */

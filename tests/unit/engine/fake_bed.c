@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "common/base/check.h"
@@ -31,7 +32,9 @@ void sleep_ms(uint32_t ms)
 
 static enum status create_fake(void *ctx, uint32_t stage, struct compute **out, struct error *err)
 {
-    return fake_compute_create(&(struct fake_options){.stage = stage, .script_path = ctx}, out, err);
+    const struct bed *t = ctx;
+    return fake_compute_create(
+        &(struct fake_options){.stage = stage, .script_path = t->script, .kv_fd = t->kv_fd[stage]}, out, err);
 }
 
 struct bed *bed_open_hash(uint32_t n_stages, const char *script, const char *const *flags, uint32_t hash_bits)
@@ -43,8 +46,10 @@ struct bed *bed_open_hash(uint32_t n_stages, const char *script, const char *con
     assert_true(fd >= 0 && write(fd, script, strlen(script)) == (ssize_t)strlen(script));
     close(fd);
     const struct engine_bed_options o = {
-        .model_path = MODEL, .n_stages = n_stages, .flags = flags, .create = create_fake, .ctx = t->script,
+        .model_path = MODEL, .n_stages = n_stages, .flags = flags, .create = create_fake, .ctx = t,
         .hash_bits = hash_bits};
+    for (uint32_t i = 0; i < BED_MAX_STAGES; i++)
+        t->kv_fd[i] = -1;
     t->b = engine_bed_open(&o);
     engine_bed_wait_ready(t->b);
     return t;
@@ -55,11 +60,20 @@ struct bed *bed_open(uint32_t n_stages, const char *script, const char *const *f
     return bed_open_hash(n_stages, script, flags, 0);
 }
 
+void bed_keep_kv(struct bed *t)
+{
+    for (uint32_t i = 0; i < BED_MAX_STAGES; i++)
+        assert_true((t->kv_fd[i] = memfd_create("kv", MFD_CLOEXEC)) >= 0);
+}
+
 void bed_close(struct bed *t)
 {
     for (uint32_t i = 0; i < t->n; i++)
         bed_request_free(t->r[i]);
     engine_bed_close(t->b);
+    for (uint32_t i = 0; i < BED_MAX_STAGES; i++)
+        if (t->kv_fd[i] >= 0)
+            close(t->kv_fd[i]);
     unlink(t->script);
     free(t);
 }

@@ -18,6 +18,7 @@ enum { WAIT_MS = 20000, MAX_REQUESTS = 256 };
 struct bed {
     struct engine_bed *b;
     char script[64];
+    int kv_fd[BED_MAX_STAGES]; /* -1: a stage's pool ends with its process */
     struct bed_request *r[MAX_REQUESTS];
     uint32_t n;
 };
@@ -25,6 +26,8 @@ struct bed {
 struct bed *bed_open(uint32_t n_stages, const char *script, const char *const *flags);
 /* With a prefix map whose hash has so few bits that blocks collide. */
 struct bed *bed_open_hash(uint32_t n_stages, const char *script, const char *const *flags, uint32_t hash_bits);
+/* The KV pool of each stage outlives its process from now on, as the launcher's do. */
+void bed_keep_kv(struct bed *t);
 void bed_close(struct bed *t);
 
 uint32_t below(uint32_t n); /* drawn from the seed of the test program */
