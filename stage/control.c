@@ -14,9 +14,10 @@
 #include "common/base/log.h"
 #include "common/base/trace.h"
 #include "rpc/grpc/stage_api.h"
+#include "rpc/grpc/tls.h"
 
 /* A coordinator that reads nothing fills the stream's 64 messages; the compute thread waits so long before one is lost. */
-enum { FULL_PAUSE_US = 1000, FULL_LIMIT_MS = 10000, FATAL_FLUSH_MS = 200, LOOK_MS = 100, MISSED_BEATS = 4 };
+enum { FULL_PAUSE_US = 1000, FULL_LIMIT_MS = 10000, FATAL_FLUSH_MS = 200, LOOK_MS = 100, MISSED_BEATS = 4, SAY_FIRST_S = 2, SAY_AGAIN_S = 30 };
 
 struct control {
     struct control_options o;
@@ -28,6 +29,7 @@ struct control {
     /* the loop's thread */
     int open, heartbeat_ms;
     int64_t beat_ns;      /* when the next one is due */
+    int64_t say_ns;       /* when to say that no coordinator is found */
 
     pthread_mutex_t lock; /* guards what follows, and client while it is made */
     pthread_cond_t timed_out;
@@ -100,6 +102,16 @@ static int closed(struct control *c)
     return closing;
 }
 
+/* One that comes up later than its stages is the usual way; one that is not found for long, or that refuses our certificate, is not. */
+static void look_for_coordinator(struct control *c, int64_t now_ns)
+{
+    if (!c->open && c->say_ns && now_ns >= c->say_ns)
+        LOG_WARN("no connection to a coordinator at %s yet%s", c->o.coordinator,
+                 rpc_tls_is_mutual(c->o.tls) ? "; one whose certificate, or ours, is not accepted looks like that too" : "");
+    if (c->open || !c->say_ns || now_ns >= c->say_ns)
+        c->say_ns = now_ns + (c->open || !c->say_ns ? SAY_FIRST_S : SAY_AGAIN_S) * NS_PER_S;
+}
+
 static void on_timer(void *arg)
 {
     struct control *c = arg;
@@ -113,6 +125,7 @@ static void on_timer(void *arg)
     pthread_mutex_unlock(&c->lock);
     if (is_over)
         c->o.over(c->o.over_ctx, why.status, why.message);
+    look_for_coordinator(c, now_ns);
     if (now_ns >= c->beat_ns) {
         c->beat_ns = now_ns + c->heartbeat_ms * NS_PER_MS;
         struct from_stage m = {.kind = FROM_STAGE_HEARTBEAT};
@@ -255,6 +268,12 @@ void control_destroy(struct control *c)
     pthread_cond_destroy(&c->timed_out);
     pthread_mutex_destroy(&c->lock);
     free(c);
+}
+
+void control_reload(struct control *c)
+{
+    rpc_tls_reload_logged(c->o.tls);
+    stage_client_renew(c->client);
 }
 
 void control_dump(struct control *c)

@@ -34,6 +34,8 @@ struct control_options {
 enum status control_create(const struct control_options *o, struct rpc_loop *loop, struct control **out, struct error *err);
 /* Not on the loop's thread. Waits for a tick or load that is under way. */
 void control_destroy(struct control *c);
+/* Reads the certificates again. An open stream stays; one that is still looked for is looked for with the new ones. */
+void control_reload(struct control *c);
 /* The worker's counters and state to the log. */
 void control_dump(struct control *c);
 

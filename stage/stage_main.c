@@ -158,7 +158,7 @@ static void *end_anyway(void *arg)
     _exit(EXIT_ASKED);
 }
 
-static void wait_for_signal(const sigset_t *set, struct control *c, struct rpc_tls *tls)
+static void wait_for_signal(const sigset_t *set, struct control *c)
 {
     for (;;) {
         int number = sigwaitinfo(set, NULL);
@@ -169,7 +169,7 @@ static void wait_for_signal(const sigset_t *set, struct control *c, struct rpc_t
             LOG_INFO("SIGUSR1: making room for the next process");
             _exit(EXIT_AGAIN);
         } else if (number == SIGHUP) {
-            rpc_tls_reload_logged(tls);
+            control_reload(c);
         } else if (number == SIGTERM || number == SIGINT) {
             LOG_INFO("signal %d: ending", number);
             return;
@@ -227,7 +227,7 @@ int stage_main(int argc, char **argv, stage_create_compute *create)
         rpc_loop_destroy(loop);
         return code;
     }
-    wait_for_signal(&set, control, p.tls);
+    wait_for_signal(&set, control);
     beat_ending();
     pthread_t watchdog;
     if (pthread_create(&watchdog, NULL, end_anyway, NULL) != 0)

@@ -54,6 +54,8 @@ struct stage_client_events {
 enum status stage_client_create(struct rpc_channel *c, const struct stage_client_events *ev, struct stage_client **out,
                                 struct error *err);
 enum status stage_client_send(struct stage_client *c, const struct from_stage *m); /* m->result stays the caller's */
+/* An attempt that still waits for a connection begins anew, with the certificates of now; an open stream stays. Any thread. */
+void stage_client_renew(struct stage_client *c);
 void stage_client_destroy(struct stage_client *c); /* not on the loop's thread; no callback after it returns */
 
 /* Packing alone, for tests and fuzzing of the wire: the protobuf bytes of a message. The unpack functions check everything

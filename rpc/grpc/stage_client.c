@@ -217,6 +217,19 @@ enum status stage_client_send(struct stage_client *k, const struct from_stage *m
     return st;
 }
 
+void stage_client_renew(struct stage_client *k)
+{
+    pthread_mutex_lock(&k->lock);
+    struct client_stream *s = k->state == CLIENT_TRYING ? k->stream : NULL;
+    if (s)
+        rpc_call_retain(&s->stream.base);
+    pthread_mutex_unlock(&k->lock);
+    if (!s)
+        return;
+    rpc_call_cancel(&s->stream.base, NULL);
+    rpc_call_release(&s->stream.base);
+}
+
 /* Cancelling again is harmless; the first may come before the attempt's call is made. */
 static void stop(struct stage_client *k)
 {
