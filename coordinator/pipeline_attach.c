@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/base/address.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/config.h"
@@ -56,6 +57,18 @@ static enum status check_profile(const struct pipeline *p, const struct msg_hell
     return STATUS_OK;
 }
 
+/* Without one every epoch would fail at its links, and the neighbour would be blamed. */
+static enum status check_addresses(const struct pipeline *p, const struct msg_hello *h, struct error *why)
+{
+    const struct link_addresses *a = &h->addresses;
+    struct address parsed;
+    if (p->n_stages == 1 || (a->unix_name[0] && !a->tcp[0]))
+        return STATUS_OK;
+    if (address_parse(a->tcp, -1, "link", &parsed, NULL) != STATUS_OK)
+        return error_set(why, STATUS_CONFIG, "%s: its link's address '%.63s' is no HOST:PORT", name_of(h).text, a->tcp);
+    return STATUS_OK;
+}
+
 static enum status check_hello(const struct pipeline *p, const struct msg_hello *h, struct error *why)
 {
     if (h->wire_version != WIRE_VERSION)
@@ -69,7 +82,8 @@ static enum status check_hello(const struct pipeline *p, const struct msg_hello 
         return error_set(why, STATUS_CONFIG, "%s: epoch %llu cannot be", name_of(h).text,
                          (unsigned long long)h->highest_epoch);
     TRY(check_model(p, h, why));
-    return check_profile(p, h, why);
+    TRY(check_profile(p, h, why));
+    return check_addresses(p, h, why);
 }
 
 static struct msg_assign assignment(const struct pipeline *p, uint32_t stage)

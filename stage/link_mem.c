@@ -292,7 +292,7 @@ static enum status port_form(struct link_port *base, const struct link_form *f, 
 static void port_addresses(const struct link_port *base, struct link_addresses *out)
 {
     (void)base;
-    *out = (struct link_addresses){0};
+    *out = (struct link_addresses){.unix_name = "in this process"};
 }
 
 static void port_abort(struct link_port *base, uint64_t generation)

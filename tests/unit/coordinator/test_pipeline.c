@@ -107,6 +107,8 @@ static void refused(const struct msg_hello *wrong, enum status want, const char 
         h.model_hash[0] = wrong->model_hash[0];
     if (wrong->profile[0])
         memcpy(h.profile, wrong->profile, sizeof h.profile);
+    if (wrong->addresses.tcp[0])
+        h.addresses = wrong->addresses;
     if (wrong->highest_epoch)
         h.highest_epoch = wrong->highest_epoch;
     fake_attach_with(&stranger, &h);
@@ -128,6 +130,7 @@ static void whoever_does_not_fit_is_refused_by_name(void **state)
     refused(&(struct msg_hello){.model_hash = {9}}, STATUS_BAD_MODEL, "another model file");
     refused(&(struct msg_hello){.profile = "p2"}, STATUS_CONFIG, "numerics profile 'p2'");
     refused(&(struct msg_hello){.highest_epoch = UINT64_MAX}, STATUS_CONFIG, "cannot be");
+    refused(&(struct msg_hello){.addresses = {.tcp = "nowhere"}}, STATUS_CONFIG, "'nowhere' is no HOST:PORT");
 }
 
 static void a_second_process_for_a_stage_is_refused_while_the_first_lives(void **state)
