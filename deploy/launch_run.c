@@ -18,6 +18,7 @@ static const int64_t KILL_AFTER_NS = 1 * NS_PER_S;  /* SIGTERM to SIGKILL */
 static const int64_t DRAIN_SLACK_NS = 2 * NS_PER_S; /* beyond --drain-ms, for the processes to end by themselves */
 static const int64_t REJOIN_NS = 1 * NS_PER_S, MAX_REJOIN_NS = 5 * NS_PER_S;
 enum { LOOK_MS = 250 }; /* how often the children's beats are heard */
+enum { RELEASED_DELAY_MS = 1000 };
 
 enum status launch_open_signals(struct launcher *l, struct error *err)
 {
@@ -145,6 +146,14 @@ static int ended_for_good(struct launcher *l, const struct child_end *end, const
     return 1;
 }
 
+/* A stage that the coordinator sends home at its own end: word that the job has ended follows as a rule. Else, say because somebody
+ * runs the coordinator by hand, the next one will want a stage. */
+static void start_again_later(const struct child_end *end, const char *what, int64_t now)
+{
+    LOG_INFO("%s: the coordinator is ending; started again in %d ms if the job goes on", what, RELEASED_DELAY_MS);
+    end->child->start_at_ns = now + RELEASED_DELAY_MS * NS_PER_MS;
+}
+
 static void start_again(struct launcher *l, const struct child_end *end, const char *what, int64_t now)
 {
     static const char *const memory[] = {"; its KV is thrown away", "", "; its KV is kept"};
@@ -171,7 +180,11 @@ static void child_ended(struct launcher *l, const struct child_end *end, int64_t
         LOG_INFO("%s", what);
     else if (is_hopeless(l, end))
         fatal(l, end->code, what);
-    else if (!ended_for_good(l, end, what))
+    else if (ended_for_good(l, end, what))
+        return;
+    else if (end->is_released)
+        start_again_later(end, what, now);
+    else
         start_again(l, end, what, now);
 }
 
