@@ -8,7 +8,8 @@
  * Threading  A link_tls belongs to one thread at a time; nothing in here waits. A context may be used by several.
  * Invariants 1. *events is 0 when something was done, else what poll(2) is to wait for before the same call again; a write is
  *            repeated with the same bytes. 2. What a write took is in the socket, encrypted. 3. After the handshake a read or
- *            write allocates nothing, but for a change of keys every LINK_TLS_REKEY_RECORDS records.
+ *            write allocates nothing but libssl's own blocks of 40 bytes, which it frees before it returns, and what a change
+ *            of keys needs every LINK_TLS_REKEY_RECORDS records.
  * Errors     STATUS_UNAUTHENTICATED: the other end has another key. STATUS_LINK: it is gone, or sends what is no record of it.
  */
 #ifndef SLUICE_STAGE_LINK_TLS_H

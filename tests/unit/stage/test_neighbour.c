@@ -272,7 +272,7 @@ static void frames_of_an_old_epoch_are_read_away_and_counted(void **state)
 static void a_link_that_ends_in_the_middle_of_a_frame_is_reported_and_replaced(void **state)
 {
     (void)state;
-    for (enum pipeline_links links = PIPELINE_MEM; links <= PIPELINE_TCP; links++) {
+    for (enum pipeline_links links = PIPELINE_MEM; links <= PIPELINE_TLS; links++) {
         struct fixture f;
         uint8_t frame[PER_FRAME];
         struct pipeline_message m;
@@ -316,7 +316,7 @@ static void silence_is_a_failure_only_while_a_frame_is_expected(void **state)
 static void a_new_epoch_wakes_a_reader_whose_neighbour_stays(void **state)
 {
     (void)state;
-    for (enum pipeline_links links = PIPELINE_MEM; links <= PIPELINE_TCP; links++)
+    for (enum pipeline_links links = PIPELINE_MEM; links <= PIPELINE_TLS; links++)
         for (uint32_t mine = 0; mine < 2; mine++) {
             struct fixture f;
             struct pipeline_message m;

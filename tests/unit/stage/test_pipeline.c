@@ -94,6 +94,12 @@ static void stages_joined_by_tcp_give_the_reference_text(void **state)
     run_all(PIPELINE_TCP);
 }
 
+static void stages_joined_by_encrypted_links_give_the_reference_text(void **state)
+{
+    (void)state;
+    run_all(PIPELINE_TLS);
+}
+
 /* Prompts that begin alike, some of another tenant, in a pool that holds few of them: what was kept from earlier ones is taken
  * up, by several at a time and while its owner runs, and changes no id. */
 static void fill_shared_batch(struct batch *b, uint64_t seed)
@@ -181,6 +187,7 @@ int main(void)
         cmocka_unit_test(stages_joined_in_memory_give_the_reference_text),
         cmocka_unit_test(stages_joined_by_unix_sockets_give_the_reference_text),
         cmocka_unit_test(stages_joined_by_tcp_give_the_reference_text),
+        cmocka_unit_test(stages_joined_by_encrypted_links_give_the_reference_text),
         cmocka_unit_test(a_sequence_that_opens_on_a_cached_prefix_gives_the_reference_text),
         cmocka_unit_test(the_next_turn_reads_only_what_is_new),
     };

@@ -580,6 +580,7 @@ static void an_epoch_may_change_at_any_step_over_sockets(void **state)
     (void)state;
     an_epoch_may_change_at_any_step_over(PIPELINE_UNIX);
     an_epoch_may_change_at_any_step_over(PIPELINE_TCP);
+    an_epoch_may_change_at_any_step_over(PIPELINE_TLS);
 }
 
 static void a_writer_that_nobody_reads_is_woken_by_the_next_epoch(void **state)
