@@ -23,6 +23,7 @@ EXTREMES = [0, 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1,
 TRUTHS = {
     ("plan", (8, 6)), ("plan", (9, 6)), ("plan", (9, 5)),    # how an answer is drawn, which ids a prompt has, whether one is drawn
     ("result", (8, 3)), ("result", (8, 4)),                  # the id that was drawn; that its logits were bad
+    ("hello", (2,)), ("hello", (6,)),                        # which stage it is, and by which numerics it computes
     ("loaded", (1,)),                                        # a larger pool than there is
     ("assign", (3,)), ("assign", (4,)),                      # which layers it has
     *((kind, (at, n)) for kind, at in (("hello", 13), ("links", 3)) for n in (1, 2, 3, 4)),  # where a stage takes its link
