@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/check.h"
+#include "rpc/gateway/completion_kept.h"
 #include "rpc/gateway/keeper.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -30,6 +31,19 @@ static void look_at_rest(const struct kept *k, uint64_t position)
     buf_fini(&b);
 }
 
+/* What a completion would go on with. */
+static void look_at_records(const struct kept *k)
+{
+    struct completion_kept c;
+    struct error err;
+    if (completion_kept_read(k, &c, &err) != STATUS_OK)
+        return;
+    CHECK(memchr(c.request.request_id, 0, sizeof c.request.request_id) && memchr(c.model, 0, sizeof c.model) && c.request.id[0]);
+    CHECK(c.token.len <= MAX_RESUME_TOKEN && c.ids.len % sizeof(uint32_t) == 0);
+    CHECK(c.n_prompt_ids * sizeof(uint32_t) <= k->state.records_bytes);
+    completion_kept_fini(&c);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static char image[RECORDS_AT + RECORDS_MAX];
@@ -49,6 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             sum += (uint8_t)r.data[i];
     }
     CHECK(at == k.state.records_bytes || !k.state.records_bytes);
+    look_at_records(&k);
     const uint64_t base = k.state.wire_body + k.state.frame_at;
     for (uint64_t i = 0; i < 3; i++) {
         look_at_rest(&k, base + i);
