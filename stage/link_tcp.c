@@ -321,7 +321,7 @@ static enum status connect_once(struct socket_port *p, const struct link_form *f
     int fd = socket(sa->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return error_set(err, STATUS_LINK, "no socket: %s", strerror(errno));
-    size_buffer(fd, is_unix, f->out_bytes);
+    size_buffer(fd, is_unix, p->tls && !is_unix ? f->out_bytes + f->out_bytes / 2 : f->out_bytes); /* a record adds 22 bytes */
     enum status s = STATUS_OK;
     if (connect(fd, sa, len) != 0 && errno != EINPROGRESS)
         s = error_set(err, STATUS_LINK, "%s: %s", is_unix ? f->next.unix_name : f->next.tcp, strerror(errno));

@@ -177,6 +177,34 @@ def greets_over_tls(context, port):
         return False
 
 
+ASK_HEALTH = """
+import sys
+try:
+    import grpc
+except ImportError:
+    sys.exit(77)
+ca, key, cert = (open(f, "rb").read() for f in sys.argv[2:5])
+channel = grpc.secure_channel(sys.argv[1], grpc.ssl_channel_credentials(ca, key, cert))
+check = channel.unary_unary("/grpc.health.v1.Health/Check", lambda m: m, lambda m: m)
+sys.exit(check(b"", timeout=10) != bytes([8, 1]))  # SERVING
+"""
+
+
+@case("full", seconds=30)
+def fc_tls_other_clients_come_in_as_the_documents_say():
+    with Certificates() as certs, SecureService(certs, stages=1, mpi=False) as s:
+        certs.issue("client", "DNS:anything")
+        files = [certs.path(f) for f in ("ca.pem", "client.key", "client.pem")]
+        p = subprocess.run(["/usr/bin/python3", "-c", ASK_HEALTH, f"127.0.0.1:{s.grpc_port}", *files], capture_output=True)
+        assert p.returncode in (0, 77), p.stderr.decode()
+        sluice = [os.path.join(BIN, "sluice"), "status", "--url", f"https://127.0.0.1:{s.port}"]
+        assert subprocess.run([*sluice, "--ca", certs.path("ca.pem")], capture_output=True).returncode == 0
+        assert subprocess.run(sluice, capture_output=True, env={**os.environ, "SLUICE_CA": certs.path("ca.pem")}).returncode == 0
+        p = subprocess.run(sluice, capture_output=True)
+        assert p.returncode == 1 and b"certificate" in p.stderr, p.stderr
+        s.assert_quiet()
+
+
 @case("full", seconds=60)
 def fc_tls_peers_without_a_certificate_of_the_ca_are_refused():
     with Certificates() as certs, SecureService(certs, stages=2, mpi=False) as s:
