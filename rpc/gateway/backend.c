@@ -164,6 +164,14 @@ int backend_ready(struct backend *b)
     return ready;
 }
 
+int backend_answered_once(struct backend *b)
+{
+    pthread_mutex_lock(&b->lock);
+    int once = b->answered_ns != 0;
+    pthread_mutex_unlock(&b->lock);
+    return once;
+}
+
 int backend_answers(struct backend *b)
 {
     pthread_mutex_lock(&b->lock);

@@ -23,6 +23,8 @@ enum {
     COMMENT_MS = 4500,       /* at least every 5 s, with room for a late tick */
     RETRY_MS = 50,
     BLIND_RETRY_MS = 1000,   /* while the backend hears nothing from the coordinator either */
+    NEW_WAIT_MS = 10000,     /* a request that no coordinator has accepted waits so long for one that was there, */
+    NEVER_WAIT_MS = 1500,    /* and so long for one that this process has never seen */
     MAX_IN_VAIN = 10,        /* losses in a row without a token between them: it may be this request that ends coordinators */
     TEXT_MAX_BYTES = 256 << 20,
 };
@@ -122,10 +124,21 @@ static void give_up(struct completion *c, const char *why)
 
 static int is_over(const struct completion *c, int64_t now)
 {
-    return c->lost_ns && now - c->lost_ns > c->x->gw->config->recovery_timeout_ms * NS_PER_MS;
+    int64_t ms = c->x->gw->config->recovery_timeout_ms;
+    int64_t new_ms = backend_answered_once(c->x->gw->backend) ? NEW_WAIT_MS : NEVER_WAIT_MS;
+    if (!c->n_token && new_ms < ms)
+        ms = new_ms;
+    return c->lost_ns && now - c->lost_ns > ms * NS_PER_MS;
 }
 
-/* No coordinator at the moment: a pause, whatever the client has heard, up to --recovery-timeout-ms. */
+/* A coordinator that gives no tokens cannot go on with what it began. */
+static int cannot_go_on(const struct completion *c)
+{
+    return (c->text_ns && !c->n_token) || c->n_in_vain > MAX_IN_VAIN || c->ids.failed || c->prompt_ids.failed;
+}
+
+/* No coordinator at the moment: a pause, whatever the client has heard, up to --recovery-timeout-ms. Who was never accepted is
+ * told sooner, and can try elsewhere. */
 static void lost(struct completion *c, const char *why)
 {
     int64_t now = clock_now_ns();
@@ -135,7 +148,7 @@ static void lost(struct completion *c, const char *why)
             LOG_INFO("req %s: attempt %u lost after %zu answer tokens: %.200s", c->x->request_id, c->attempt - 1,
                      c->ids.len / sizeof(uint32_t), why);
     }
-    if (is_over(c, now) || c->n_in_vain > MAX_IN_VAIN || c->ids.failed || c->prompt_ids.failed) {
+    if (is_over(c, now) || cannot_go_on(c)) {
         give_up(c, why);
         return;
     }
@@ -183,7 +196,7 @@ static void ask_for_the_rest(struct completion *c, struct generate_request *q, i
 /* 0: there is none left. */
 static int take_time(struct completion *c, struct generate_request *q, int64_t now)
 {
-    if (q->deadline_ms <= 0)
+    if (q->deadline_ms <= 0 || c->attempt == 0)
         return 1;
     q->deadline_ms -= (now - c->x->started_ns) / NS_PER_MS;
     return q->deadline_ms > 0;
