@@ -41,7 +41,7 @@ enum status link_read_all(struct link *l, void *buf, size_t len, uint32_t silenc
 enum status link_write_all(struct link *l, struct iovec *iov, int n_iov, uint32_t silence_ms, struct link *also,
                            enum status (*drain)(void *ctx, struct error *err), void *ctx, struct error *err);
 void link_abort(struct link *l);
-/* For how long bytes that were written have waited for a word of the other host, as far as earlier calls can tell; 0: none wait.
+/* For how long bytes that were written, or an idle link's question, have waited for a word of the other host, as far as earlier calls can tell; 0: none wait.
  * A kernel acknowledges for a process that computes, is stopped or reads slowly: only a host or a way that is gone says nothing.
  * Any thread, one at a time. */
 uint32_t link_unheard_ms(struct link *l);

@@ -142,7 +142,7 @@ static uint32_t socket_unheard_ms(struct link *base)
     if (getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0)
         return 0; /* a UNIX socket: the other end is on this host */
     int64_t now_ns = clock_now_ns(), ack_ns = now_ns - info.tcpi_last_ack_recv * NS_PER_MS;
-    if (info.tcpi_unacked == 0 || l->heard_ns == 0)
+    if ((info.tcpi_unacked == 0 && info.tcpi_probes == 0) || l->heard_ns == 0)
         l->heard_ns = now_ns;
     else if (ack_ns > l->heard_ns)
         l->heard_ns = ack_ns;
@@ -150,6 +150,18 @@ static uint32_t socket_unheard_ms(struct link *base)
 }
 
 static const struct link_table socket_table = {socket_read, socket_write, socket_abort, socket_destroy, socket_unheard_ms};
+
+/* Refused on a UNIX socket, which does not need them. An idle link asks the other host every second whether it is there; who
+ * looks at the answers is socket_unheard_ms. */
+static void set_options(int fd)
+{
+    const int one = 1, many = 10;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &one, sizeof one);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &one, sizeof one);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &many, sizeof many);
+}
 
 enum status link_socket_create(int fd, struct link_tls *tls, struct link **out)
 {
@@ -159,8 +171,7 @@ enum status link_socket_create(int fd, struct link_tls *tls, struct link **out)
         close(fd);
         return STATUS_OUT_OF_MEMORY;
     }
-    int one = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* refused on a UNIX socket, which does not need it */
+    set_options(fd);
     l->base.table = &socket_table;
     l->fd = fd;
     l->tls = tls;

@@ -8,6 +8,7 @@ from bed import Cluster
 from service import SLACK, case, ids, run, wait_for
 
 NOTICED_S = 2
+IDLE_NOTICED_S = 3
 RESUMED_S = 6
 CUT_S = 10
 PROMPT, ANSWER = 200, 150
@@ -50,6 +51,26 @@ def fc_68_a_cut_of_ten_seconds_between_two_nodes_is_a_pause():
         cut_and_heal(s, 0, 1, seed=1)
         cut_and_heal(s, 1, 2, seed=11)
         assert {part: s.pid(part) for part in s.parts()} == pids, "a process has restarted"
+
+
+@case("full", seconds=60, gaps=True)
+def fc_68_a_cut_is_noticed_while_nobody_asks_for_anything():
+    """Also between two nodes that the coordinator both reaches: an idle link asks every second."""
+    with Cluster() as s:
+        for a, b, within in ((0, 1, NOTICED_S), (1, 2, IDLE_NOTICED_S)):
+            time.sleep(1.5)
+            s.net.tell(f"cut {a} {b}")
+            cut = time.monotonic()
+            wait_for(lambda: not s.ready(), within, f"not ready, cut {a}-{b}")
+            noticed = time.monotonic() - cut
+            time.sleep(1)
+            assert not s.ready()
+            waiting = s.call(p := ids(20, a), 10)
+            s.net.tell(f"heal {a} {b}")
+            healed = time.monotonic()
+            waiting.finish_up(RESUMED_S).assert_reference(p, 10)
+            print(f"      cut {a}-{b} while idle: noticed after {noticed:.2f} s, an answer {waiting.ended - healed:.2f} s after the heal", flush=True)
+            s.assert_quiet()
 
 
 @case("full", seconds=60)
