@@ -402,7 +402,7 @@ static enum status adopt_one(struct adopt *all, const struct held_connection *h,
     all->n++;
     server_adopt(all->gw->server, x);
     pthread_mutex_lock(&x->lock);
-    if (!x->ended)
+    if (!x->ended && !x->gone)
         completion_adopt(x, &c);
     exchange_publish(x);
     pthread_mutex_unlock(&x->lock);
