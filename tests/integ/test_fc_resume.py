@@ -108,6 +108,8 @@ def fc_30_held_back_text_and_stop_strings_survive():
 @case("full", seconds=30)
 def fc_30_health_follows_the_coordinator_within_a_second():
     with Service(stages=2, slots=2) as s:
+        stream = s.call(p := ids(20, 1), 700)
+        stream.wait_tokens(20)
         pid = s.pid("coordinator")
         for sig, again in ((signal.SIGSTOP, signal.SIGCONT), (signal.SIGKILL, None)):
             os.kill(pid, sig)
@@ -118,6 +120,7 @@ def fc_30_health_follows_the_coordinator_within_a_second():
             if again:
                 os.kill(pid, again)
             wait_for(lambda: s.get("/ready")[0] == 200, 10, "ready again")
+        stream.finish_up(20).assert_reference(p, 700)
         s.assert_quiet(ended=("coordinator",))
 
 

@@ -243,6 +243,10 @@ static void on_event(void *ctx, struct generate_stream *s, const struct generate
             f->ids[f->n_ids + i] = e->ids[i];
         f->n_ids += e->n_ids;
         f->n_text_events++;
+        if (e->has_usage) {
+            f->first = e->usage;
+            f->n_usages++;
+        }
     }
     f->n_progress += e->kind == GENERATE_PROGRESS;
     int hold = f->hold;
@@ -268,7 +272,7 @@ void fixture_generate(struct fixture *f, const struct generate_request *r)
     static const struct generate_events events = {on_event, on_end};
     struct error err;
     assert_null(f->stream);
-    f->text_len = f->n_text_events = f->n_ids = f->n_progress = 0;
+    f->text_len = f->n_usages = f->n_text_events = f->n_ids = f->n_progress = 0;
     assert_int_equal(inference_generate(f->channel, r, &events, f, &f->stream, &err), STATUS_OK);
 }
 

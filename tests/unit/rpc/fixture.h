@@ -40,7 +40,8 @@ struct fixture {
     int64_t ended_ns;
     struct generate_event last;
     char text[1 << 20];
-    size_t text_len, n_text_events, n_ids, n_progress;
+    size_t text_len, n_text_events, n_usages, n_ids, n_progress;
+    struct usage first; /* of the text that had one */
     struct error end;
 };
 

@@ -92,12 +92,14 @@ static void generate_events_arrive_in_order_and_end_ok(void **state)
                                       .seed = 1ull << 63,
                                       .prompt_tokens = 3,
                                       .ids = prompt,
-                                      .n_ids = 3};
+                                      .n_ids = 3,
+                                      .resume_token = {"to\0ken", 6}};
     assert_int_equal(generate_call_send(f.call, &accepted), STATUS_OK);
     fixture_wait(&f, &f.n_events, 1, 2000);
     assert_int_equal(f.last.kind, GENERATE_ACCEPTED);
     assert_true(f.last.seed == 1ull << 63);
     assert_int_equal(f.last.n_ids, 3);
+    assert_int_equal(f.last.resume_token.len, 6);
     f.hold = 0;
     generate_stream_next(f.stream);
     struct generate_event progress = {.kind = GENERATE_PROGRESS, .queue_position = 2};
@@ -206,6 +208,8 @@ static void generate_texts_join_while_the_peer_does_not_read(void **state)
     fixture_wait(&f, &f.n_generate, 1, 2000);
     struct generate_event e = {.kind = GENERATE_TEXT, .text = text_bytes(kib), .ids = &id, .n_ids = 1};
     for (int i = 0; i < 2000; i++) {
+        e.has_usage = i == 200; /* amid texts that join */
+        e.usage = (struct usage){.cached_tokens = 3, .prompt_ms = 1.5};
         st = generate_call_send(f.call, &e);
         if (st != STATUS_OK)
             break;
@@ -226,6 +230,10 @@ static void generate_texts_join_while_the_peer_does_not_read(void **state)
     assert_int_equal(f.text_len, n * 1024);
     assert_int_equal(f.n_ids, n);
     assert_true(f.n_text_events < n);
+    assert_true(n > 200);
+    assert_int_equal(f.n_usages, 1);
+    assert_int_equal(f.first.cached_tokens, 3);
+    assert_true(f.first.prompt_ms == 1.5);
     fixture_stop(&f);
 }
 

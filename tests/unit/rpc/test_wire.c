@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/slice.h>
+
 #include "common/base/clock.h"
 #include "rpc/grpc/inference_wire.h"
 #include "rpc/grpc/message.h"
@@ -126,6 +129,63 @@ static void wire_texts_end_at_whole_characters(void **state)
 }
 
 /* What a tick costs in packing and unpacking: printed, and far from a tick's time. */
+/* What a call of Generate sends, and what it is taken for. */
+static enum status repack(const struct generate_request *r, struct arena *a, struct generate_request *out, struct error *err)
+{
+    grpc_byte_buffer *b;
+    grpc_byte_buffer_reader reader;
+    assert_int_equal(inference_wire_pack_request(r, &b, err), STATUS_OK);
+    assert_true(grpc_byte_buffer_reader_init(&reader, b));
+    grpc_slice s = grpc_byte_buffer_reader_readall(&reader);
+    enum status st = inference_wire_unpack_request(GRPC_SLICE_START_PTR(s), GRPC_SLICE_LENGTH(s), a, out, err);
+    grpc_slice_unref(s);
+    grpc_byte_buffer_reader_destroy(&reader);
+    grpc_byte_buffer_destroy(b);
+    return st;
+}
+
+static void wire_resumption_wants_ids_a_seed_a_later_attempt_and_a_bounded_token(void **state)
+{
+    static const uint32_t ids[] = {5, 6, 7};
+    static char token[MAX_RESUME_TOKEN + 1];
+    const struct generate_request good = {.prompt = PROMPT_IDS, .ids = ids, .n_ids = 2, .sampler = {.top_p = 1}, .has_seed = 1,
+                                          .max_tokens = -1, .attempt = 1,
+                                          .resume = {.token = {token, MAX_RESUME_TOKEN}, .ids = ids, .n_ids = 3,
+                                                     .usage = {.cached_tokens = 1, .queue_ms = 2, .prompt_ms = 3, .decode_ms = 4}}};
+    struct generate_request r = good, got;
+    struct arena a;
+    struct error err;
+    (void)state;
+    arena_init(&a, 0);
+    assert_int_equal(repack(&r, &a, &got, &err), STATUS_OK);
+    assert_int_equal(got.resume.n_ids, 3);
+    assert_int_equal(got.resume.token.len, MAX_RESUME_TOKEN);
+    assert_memory_equal(&got.resume.usage, &good.resume.usage, sizeof got.resume.usage);
+    r.resume.n_ids = 0; /* nothing had come */
+    assert_int_equal(repack(&r, &a, &got, &err), STATUS_OK);
+    for (int i = 0; i < 6; i++) {
+        r = good;
+        if (i == 0)
+            r.resume.token.len++;
+        else if (i == 1)
+            r.has_seed = 0;
+        else if (i == 2)
+            r.attempt = 0;
+        else if (i == 3)
+            r.resume.usage.queue_ms = -1;
+        else if (i == 4)
+            r.resume.usage.decode_ms = 1e300;
+        else {
+            r.prompt = PROMPT_TEXT;
+            r.text = (struct bytes){"x", 1};
+        }
+        error_clear(&err);
+        assert_int_equal(repack(&r, &a, &got, &err), STATUS_BAD_REQUEST);
+        assert_string_equal(err.param, "resume");
+    }
+    arena_fini(&a);
+}
+
 static void wire_plan_of_64_rows_packs_in_microseconds(void **state)
 {
     enum { N = 2000 };
@@ -170,6 +230,7 @@ int main(void)
         cmocka_unit_test(wire_ids_that_do_not_match_the_rows_are_refused),
         cmocka_unit_test(wire_plan_larger_than_its_room_is_refused),
         cmocka_unit_test(wire_texts_end_at_whole_characters),
+        cmocka_unit_test(wire_resumption_wants_ids_a_seed_a_later_attempt_and_a_bounded_token),
         cmocka_unit_test(wire_plan_of_64_rows_packs_in_microseconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
