@@ -14,7 +14,7 @@
 #define LOAD_NS (600 * NS_PER_S)    /* LOADED, while heartbeats live */
 #define BACKOFF_NS (50 * NS_PER_MS) /* after the second failed attempt, doubling */
 #define SOUND_NS (5 * NS_PER_S)     /* an epoch that lived so long did well, as did one that retired a tick */
-enum { MAX_BACKOFF_SHIFT = 6, MAX_MISSED_STEPS = 3, HEARTBEATS_MISSED = 4 };
+enum { MAX_BACKOFF_SHIFT = 6, MAX_MISSED = 12 /* by weight */, HEARTBEATS_MISSED = 4 };
 
 /* --- sending ------------------------------------------------------------------------------------------------------------------ */
 
@@ -79,6 +79,7 @@ static void enter_running(struct pipeline *p, int64_t now_ns)
     p->sent_tick = p->retired_tick = 0;
     p->progress_ns = p->running_ns = now_ns;
     p->ready_pending = 1;
+    stage_table_forgive(p->stages, now_ns);
 }
 
 /* --- the states -------------------------------------------------------------------------------------------------------------------- */
@@ -108,15 +109,16 @@ static const struct step {
     const char *name;
     const char *owed;      /* by a stage that has not answered */
     int64_t deadline_ns;   /* since the state was entered; 0: none, or one for each stage (judge) */
+    uint32_t weight;       /* of a missed deadline: a link may be cut for long without its ends being to blame */
     int (*answered)(const struct pipeline *p, uint32_t stage);
     enum pipeline_state next;
     void (*enter)(struct pipeline *p, int64_t now_ns);
 } steps[PIPELINE_N_STATES] = {
-    [PIPELINE_WAITING] = {"waiting", "LOADED", 0, is_loaded, PIPELINE_RAISING, NULL},
-    [PIPELINE_RAISING] = {"raising", "ACK", STEP_NS, has_acked, PIPELINE_LINKING, enter_raising},
-    [PIPELINE_LINKING] = {"linking", "READY", STEP_NS, is_ready, PIPELINE_WARMING, enter_linking},
-    [PIPELINE_WARMING] = {"warming", "result of the first tick", STEP_NS, is_warm, PIPELINE_RUNNING, enter_warming},
-    [PIPELINE_RUNNING] = {"running", NULL, 0, NULL, PIPELINE_RUNNING, enter_running},
+    [PIPELINE_WAITING] = {"waiting", "LOADED", 0, 0, is_loaded, PIPELINE_RAISING, NULL},
+    [PIPELINE_RAISING] = {"raising", "ACK", STEP_NS, 4, has_acked, PIPELINE_LINKING, enter_raising},
+    [PIPELINE_LINKING] = {"linking", "READY", STEP_NS, 1, is_ready, PIPELINE_WARMING, enter_linking},
+    [PIPELINE_WARMING] = {"warming", "result of the first tick", STEP_NS, 4, is_warm, PIPELINE_RUNNING, enter_warming},
+    [PIPELINE_RUNNING] = {"running", NULL, 0, 0, NULL, PIPELINE_RUNNING, enter_running},
 };
 
 const char *pipeline_state_name(enum pipeline_state s)
@@ -279,8 +281,8 @@ static enum status judge(const struct stage_entry *e, uint32_t stage, int64_t no
 {
     if (e->state == STAGE_LOADING && now_ns - e->assigned_ns > LOAD_NS)
         return error_set(why, STATUS_TIMEOUT, "stage %u: not loaded in %lld s", stage, (long long)(LOAD_NS / NS_PER_S));
-    if (e->missed_steps >= MAX_MISSED_STEPS)
-        return error_set(why, STATUS_TIMEOUT, "stage %u: missed the deadline of %u epoch steps", stage, e->missed_steps);
+    if (e->missed >= MAX_MISSED)
+        return error_set(why, STATUS_TIMEOUT, "stage %u: missed the deadline of one epoch step after the other", stage);
     return STATUS_OK;
 }
 
@@ -300,11 +302,11 @@ static void look_at_stages(struct pipeline *p, int64_t now_ns)
 
 static int stands_still(const struct stage_entry *e, int64_t patience_ms, int64_t now_ns)
 {
-    return (e->state == STAGE_LINKING || e->state == STAGE_READY) && e->busy && now_ns - e->progress_ns > patience_ms * NS_PER_MS;
+    return (e->state == STAGE_LINKING || e->state == STAGE_READY) && e->busy && !e->waits &&
+           now_ns - e->progress_ns > patience_ms * NS_PER_MS;
 }
 
-/* A stuck stage makes others wait: those behind it for its frame of the same tick, stage 0 for the ids of a tick that it has
- * itself done. So of all that stand still within a tick, the one at the oldest tick, and of these the first, is to blame. */
+/* Who waits for another is never to blame. Of several that compute, the one at the oldest tick, and of these the first. */
 int pipeline__stuck_stage(const struct pipeline *p, int64_t patience_ms, int64_t now_ns)
 {
     int stuck = STAGE_NONE;
@@ -339,9 +341,9 @@ static int is_finishing(const struct pipeline *p, uint32_t stage)
 static int is_late(const struct pipeline *p, uint32_t stage, int64_t now_ns)
 {
     const struct step *s = &steps[p->state];
-    if (p->state == PIPELINE_WARMING) { /* the last one answers for all: who keeps it waiting? */
+    if (p->state == PIPELINE_WARMING) { /* the last one answers for all: does somebody keep it waiting? */
         int stuck = pipeline__stuck_stage(p, s->deadline_ns / NS_PER_MS / 2, now_ns);
-        return stage == (stuck == STAGE_NONE ? p->n_stages - 1 : (uint32_t)stuck);
+        return stuck == STAGE_NONE ? stage == p->n_stages - 1 && !stage_table_at(p->stages, stage)->waits : (int)stage == stuck;
     }
     return !s->answered(p, stage) && !is_finishing(p, stage);
 }
@@ -356,10 +358,10 @@ static void look_at_step(struct pipeline *p, int64_t now_ns)
     for (uint32_t i = 0; i < p->n_stages; i++) {
         if (!is_late(p, i, now_ns))
             continue;
-        stage_table_missed(p->stages, i);
+        stage_table_missed(p->stages, i, s->weight);
         first = first == STAGE_NONE ? (int)i : first;
     }
-    if (first == STAGE_NONE)
+    if (first == STAGE_NONE && p->state == PIPELINE_RAISING)
         return;
     error_set(&why, STATUS_TIMEOUT, "stage %d: no %s for epoch %llu in %lld ms", first, s->owed, (unsigned long long)p->epoch,
               (long long)(s->deadline_ns / NS_PER_MS));

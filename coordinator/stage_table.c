@@ -176,7 +176,6 @@ void stage_table_acked(struct stage_table *t, uint32_t stage, uint64_t epoch)
 void stage_table_ready(struct stage_table *t, uint32_t stage, uint64_t epoch)
 {
     t->stage[stage].linked = epoch;
-    t->stage[stage].missed_steps = 0;
     move(t, stage, STAGE_READY);
 }
 
@@ -189,13 +188,15 @@ void stage_table_unlink(struct stage_table *t)
 
 void stage_table_forgive(struct stage_table *t, int64_t now_ns)
 {
-    for (uint32_t i = 0; i < t->n_stages; i++)
+    for (uint32_t i = 0; i < t->n_stages; i++) {
         t->stage[i].progress_ns = now_ns;
+        t->stage[i].missed = 0;
+    }
 }
 
-void stage_table_missed(struct stage_table *t, uint32_t stage)
+void stage_table_missed(struct stage_table *t, uint32_t stage, uint32_t weight)
 {
-    t->stage[stage].missed_steps++;
+    t->stage[stage].missed += weight;
 }
 
 void stage_table_silent(struct stage_table *t, uint32_t stage, int64_t now_ns)
@@ -211,7 +212,7 @@ void stage_table_heard(struct stage_table *t, uint32_t stage, int64_t now_ns)
     if (e->state != STAGE_SILENT)
         return;
     e->progress_ns = e->assigned_ns = now_ns; /* it has stood still, and is not to blame for it any more */
-    e->missed_steps = 0;
+    e->missed = 0;
     move(t, stage, e->is_loaded ? STAGE_LINKING : STAGE_LOADING);
 }
 
@@ -226,9 +227,10 @@ void stage_table_progress(struct stage_table *t, uint32_t stage, uint64_t layer_
 void stage_table_heartbeat(struct stage_table *t, uint32_t stage, const struct msg_heartbeat *h, int64_t now_ns)
 {
     struct stage_entry *e = &t->stage[stage];
-    if (!h->busy || !e->busy)
-        e->progress_ns = now_ns; /* its tick has only just begun, or there is none */
+    if (!h->busy || !e->busy || h->waits || e->waits)
+        e->progress_ns = now_ns; /* its tick has only just begun, there is none, or others keep it waiting */
     e->busy = h->busy != 0;
+    e->waits = h->waits != 0;
     e->stale = h->stale;
     e->tick = h->tick;
     stage_table_progress(t, stage, h->layer_counter, now_ns);

@@ -44,12 +44,12 @@ struct stage_entry {
     struct stale_counts stale, stale_before; /* as the present incarnation said; as all before it did (stage_table_stale) */
     int64_t assigned_ns;       /* when ASSIGN went out */
     int64_t heard_ns;          /* last message of any kind */
-    int64_t progress_ns;       /* when layer_counter last grew, or the stage was last not busy */
+    int64_t progress_ns;       /* when layer_counter last grew, or the stage last computed nothing */
     uint64_t layer_counter;
-    uint32_t busy;             /* as its last heartbeat said; waiting for a neighbour within a tick counts */
+    uint32_t busy, waits;      /* as its last heartbeat said: within a tick; and waiting for a neighbour */
     uint64_t tick;             /* the one that it is at, as its last heartbeat said */
     uint64_t acked, linked;    /* epoch numbers it acknowledged and said READY for, 0: none */
-    uint32_t missed_steps;     /* deadlines of epoch steps it missed in a row */
+    uint32_t missed;           /* deadlines of epoch steps in a row, by their weights */
     int64_t last_tick_ns;      /* when a timing of it last came, 0: never */
     struct stage_window {
         int64_t since_ns;      /* its start */
@@ -96,8 +96,8 @@ void stage_table_loaded(struct stage_table *t, uint32_t stage, const struct msg_
 void stage_table_acked(struct stage_table *t, uint32_t stage, uint64_t epoch);
 void stage_table_ready(struct stage_table *t, uint32_t stage, uint64_t epoch);               /* -> READY */
 void stage_table_unlink(struct stage_table *t); /* the epoch ended: every READY -> LINKING */
-void stage_table_forgive(struct stage_table *t, int64_t now_ns); /* nobody is blamed for having stood still up to now */
-void stage_table_missed(struct stage_table *t, uint32_t stage);
+void stage_table_forgive(struct stage_table *t, int64_t now_ns); /* nobody is blamed for what was up to now */
+void stage_table_missed(struct stage_table *t, uint32_t stage, uint32_t weight);
 
 void stage_table_silent(struct stage_table *t, uint32_t stage, int64_t now_ns); /* LOADING, LINKING -> SILENT */
 void stage_table_heard(struct stage_table *t, uint32_t stage, int64_t now_ns);  /* SILENT -> where it was */

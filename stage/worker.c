@@ -198,9 +198,9 @@ static void take_links(struct worker *w, const struct msg_links *l)
 static void take_plan(struct worker *w, struct plan *p)
 {
     if (w->state == WORKER_READY) {
-        atomic_store(&w->busy, 1);
+        atomic_store(&w->busy, WORKER_COMPUTES);
         worker__run_plan(w, p, clock_now_ns());
-        atomic_store(&w->busy, 0);
+        atomic_store(&w->busy, WORKER_IDLE);
         w->idle_since_ns = clock_now_ns();
     } else if (w->state == WORKER_JOINED) {
         struct error err;
@@ -434,12 +434,14 @@ void worker_describe(struct worker *w, struct msg_hello *out)
 
 void worker_heartbeat(struct worker *w, struct msg_heartbeat *out)
 {
+    const int busy = atomic_load(&w->busy);
     pthread_mutex_lock(&w->lock);
     *out = (struct msg_heartbeat){.session = w->joined.session,
                                   .epoch = w->joined.epoch,
                                   .tick = w->tick,
                                   .layer_counter = w->compute ? atomic_load(&w->compute->progress) : 0,
-                                  .busy = (uint32_t)atomic_load(&w->busy),
+                                  .busy = busy != WORKER_IDLE,
+                                  .waits = busy == WORKER_WAITS,
                                   .stale = w->count.stale};
     pthread_mutex_unlock(&w->lock);
 }

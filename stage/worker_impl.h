@@ -14,6 +14,8 @@
 #include "stage/sequences.h"
 #include "stage/worker.h"
 
+enum worker_busy { WORKER_IDLE, WORKER_COMPUTES, WORKER_WAITS /* within a tick, for a neighbour */ };
+
 enum worker_state {
     WORKER_EMPTY,  /* no assignment */
     WORKER_LOADED, /* weights are here; in no epoch */
@@ -53,7 +55,7 @@ struct worker {
     struct msg_epoch silent;     /* in which the link was found to be silent */
 
     atomic_uint_fast64_t generation; /* grows with every EPOCH, detach and stop; changed under lock */
-    atomic_int busy;
+    atomic_int busy;             /* WORKER_IDLE, ... */
 
     /* the compute thread's own */
     enum worker_state state;

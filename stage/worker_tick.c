@@ -363,6 +363,7 @@ static enum status run(struct tick_work *t, int *reported, struct error *err)
     int64_t mark_ns = clock_now_ns();
     TRY(take_up(t, err));
     t->timing.n_rows = t->tick.n_rows;
+    atomic_store(&w->busy, WORKER_WAITS);
     if (w->assign.stage > 0) {
         TRY(at_link(read_frame(t, err), "link from", neighbour(w, -1), w, err));
         t->tick.in = (const float *)(const void *)w->in;
@@ -372,7 +373,9 @@ static enum status run(struct tick_work *t, int *reported, struct error *err)
         TRY(at_link(resolve_ids(t, err), "feedback from", neighbour(w, -1), w, err));
     }
     t->timing.wait_data_us = us_since(&mark_ns);
+    atomic_store(&w->busy, WORKER_COMPUTES);
     enum status s = compute(t, err);
+    atomic_store(&w->busy, WORKER_WAITS);
     t->timing.compute_us = us_since(&mark_ns);
     if (worker__superseded(w))
         return STATUS_CLOSED;

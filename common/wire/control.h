@@ -92,8 +92,9 @@ struct stale_counts {
 
 struct msg_heartbeat {
     uint64_t session, epoch, tick, layer_counter;
-    uint32_t busy; /* a tick is being computed */
+    uint32_t busy;  /* within a tick */
     struct stale_counts stale;
+    uint32_t waits; /* busy, and waiting for a neighbour: its frame, its ids, or room for ours */
 };
 
 struct msg_failed {

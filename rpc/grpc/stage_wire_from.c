@@ -190,6 +190,7 @@ static void pack_heartbeat(const struct msg_heartbeat *h, struct from_parts *f)
     m->tick = h->tick;
     m->layer_counter = h->layer_counter;
     m->busy = h->busy != 0;
+    m->waits = h->waits != 0;
     m->stale_plans = h->stale.plans;
     m->stale_epochs = h->stale.epochs;
     m->stale_links = h->stale.links;
@@ -412,6 +413,7 @@ static enum status unpack(const Sluice__V1__FromStage *m, struct stage_source *f
                                                 .tick = m->heartbeat->tick,
                                                 .layer_counter = m->heartbeat->layer_counter,
                                                 .busy = m->heartbeat->busy != 0,
+                                                .waits = m->heartbeat->waits != 0,
                                                 .stale = {.plans = m->heartbeat->stale_plans,
                                                           .epochs = m->heartbeat->stale_epochs,
                                                           .links = m->heartbeat->stale_links,

@@ -115,7 +115,7 @@ void fake_open(struct fake *k)
 {
     struct stage_port port = {k, port_send, port_close};
     k->open = 1;
-    k->exited = k->refusing = k->mute = k->busy = 0;
+    k->exited = k->refusing = k->mute = k->busy = k->waits = 0;
     k->n_inbox = 0;
     k->attachment = pipeline_attached(k->all->p, &port, k->all->now_ns);
 }
@@ -204,7 +204,8 @@ int fake_answer(struct fake *k)
 void fake_heartbeat(struct fake *k, int busy)
 {
     struct msg_heartbeat h = {.session = k->epoch.session, .epoch = k->epoch.epoch, .tick = k->busy ? k->busy_tick : k->tick,
-                              .layer_counter = k->layer_counter, .busy = (uint32_t)busy};
+                              .layer_counter = k->layer_counter, .busy = (uint32_t)busy,
+                              .waits = (uint32_t)k->waits};
     fake_say(k, &(struct from_stage){.kind = FROM_STAGE_HEARTBEAT, .heartbeat = h});
 }
 
@@ -252,7 +253,7 @@ void fakes_run(struct fakes *f, int64_t ms)
 void fakes_settle(struct fakes *f)
 {
     for (uint32_t i = 0; i < f->n; i++)
-        f->fake[i].mute = f->fake[i].busy = 0;
+        f->fake[i].mute = f->fake[i].busy = f->fake[i].waits = 0;
     for (int round = 0; round < 400 && !pipeline_running(f->p); round++) {
         for (uint32_t i = 0; i < f->n; i++)
             if (!f->fake[i].open)

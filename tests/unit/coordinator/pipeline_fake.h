@@ -23,6 +23,7 @@ struct fake {
     int open;                  /* its stream stands */
     int refusing;              /* its port takes no messages */
     int mute;                  /* stopped: it answers nothing and sends no heartbeats */
+    int waits;                 /* for a neighbour, while busy */
     int busy;                  /* it is within tick busy_tick: it answers nothing, heartbeats go on */
     uint64_t busy_tick;
     enum status fail_with;     /* every plan but the first of an epoch fails with this */

@@ -408,6 +408,7 @@ static void of_stages_that_wait_for_each_other_the_stuck_one_is_blamed(void **st
         f.now_ns += 100 * NS_PER_MS;
         for (int k = 0; k < 3; k++) {
             f.fake[k].tick = at[k];
+            f.fake[k].waits = k != 1;
             fake_heartbeat(&f.fake[k], 1);
         }
         pipeline_time(f.p, f.now_ns);

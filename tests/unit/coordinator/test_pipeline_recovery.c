@@ -566,6 +566,7 @@ static void who_has_waited_in_vain_tells_it_and_who_is_stuck_is_blamed(void **st
     assert_int_equal(fakes_send_plan(&f), STATUS_OK);
     for (int i = 1; i < 3; i++) {
         f.fake[i].busy = 1; /* 1 computes, 2 waits for its frame */
+        f.fake[i].waits = i == 2;
         f.fake[i].busy_tick = 1;
     }
     fakes_run(&f, 9900);
@@ -579,6 +580,66 @@ static void who_has_waited_in_vain_tells_it_and_who_is_stuck_is_blamed(void **st
     assert_int_equal(f.event.stage, 2);
     fakes_settle(&f);
     assert_int_equal(stage_table_at(pipeline_stages(f.p), 2)->restarts, 0);
+    fakes_fini(&f);
+}
+
+/* A link that lets nothing through without breaking: all wait, and nobody is told to end. */
+static void who_only_waits_is_not_stuck(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 3);
+    fakes_settle(&f);
+    assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+    for (int i = 0; i < 3; i += 2) {
+        f.fake[i].busy = f.fake[i].waits = 1;
+        f.fake[i].busy_tick = i ? 1 : 2;
+    }
+    fakes_run(&f, 11000);
+    assert_int_equal(f.n_lost, 0);
+    fakes_run(&f, 600);
+    assert_int_equal(f.n_lost, 1);
+    assert_int_equal(f.event.stage, STAGE_NONE);
+    fakes_settle(&f);
+    /* After it has waited for long, a stage has as much time for its own part as any. */
+    assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+    f.fake[1].busy = f.fake[1].waits = 1;
+    f.fake[0].busy = 1;
+    fakes_run(&f, 9000);
+    f.fake[0].busy = 0;
+    f.fake[0].layer_counter++;
+    f.fake[1].waits = 0;
+    fakes_run(&f, 9000);
+    assert_int_equal(f.n_lost, 1);
+    for (int i = 0; i < 3; i++)
+        assert_false(f.fake[i].exited);
+    fakes_fini(&f);
+}
+
+/* Nobody is told to end for a link that is cut; one that does not even acknowledge an epoch is. */
+static void a_link_that_is_cut_for_half_a_minute_costs_no_process(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    for (int i = 0; i < 2; i++)
+        fake_attach(&f.fake[i]);
+    struct to_stage m;
+    int64_t start = f.now_ns;
+    while (f.now_ns - start < 30 * NS_PER_S) {
+        for (int i = 0; i < 2; i++)
+            while (f.fake[i].n_inbox > 0) {
+                if (f.fake[i].inbox[0].kind == TO_STAGE_LINKS)
+                    fake_next(&f.fake[i], &m); /* no READY comes of it */
+                else
+                    fake_answer(&f.fake[i]);
+            }
+        fakes_sleep(&f, 100);
+    }
+    assert_true(pipeline_stats(f.p).epochs >= 4);
+    assert_false(f.fake[0].exited || f.fake[1].exited);
+    fakes_settle(&f);
+    assert_int_equal(stage_table_at(pipeline_stages(f.p), 0)->restarts + stage_table_at(pipeline_stages(f.p), 1)->restarts, 0);
     fakes_fini(&f);
 }
 
@@ -849,6 +910,8 @@ int main(void)
         cmocka_unit_test(more_spares_than_stages_are_refused_and_those_that_misbehave_too),
         cmocka_unit_test(a_tick_of_five_seconds_is_legal_and_one_of_fifteen_ends_the_epoch),
         cmocka_unit_test(who_has_waited_in_vain_tells_it_and_who_is_stuck_is_blamed),
+        cmocka_unit_test(who_only_waits_is_not_stuck),
+        cmocka_unit_test(a_link_that_is_cut_for_half_a_minute_costs_no_process),
         cmocka_unit_test(a_long_tick_is_finished_in_peace_after_the_epoch_has_ended),
         cmocka_unit_test(a_first_tick_that_does_not_come_out_is_tried_again),
         cmocka_unit_test(a_coordinator_that_was_stopped_changes_no_epoch_and_still_sees_who_died),
