@@ -53,6 +53,24 @@ def fc_68_a_cut_of_ten_seconds_between_two_nodes_is_a_pause():
         assert {part: s.pid(part) for part in s.parts()} == pids, "a process has restarted"
 
 
+@case("nightly", seconds=180)
+def fc_68_a_detached_service_outlives_a_cut_of_45_seconds():
+    """Longer than the launchers' control socket stands: they find each other again."""
+    with Cluster(detach=True) as s:
+        pids = {part: s.pid(part) for part in s.parts()}
+        calls = begin(s)
+        s.net.tell("cut 0 1")
+        time.sleep(45)
+        s.net.tell("heal 0 1")
+        healed = time.monotonic()
+        for c, p in calls:
+            c.finish_up(30).assert_reference(p, ANSWER)
+            assert c.ended - healed <= RESUMED_S * SLACK, c.ended - healed
+        assert {part: s.pid(part) for part in s.parts()} == pids, "a process has restarted"
+        wait_for(lambda: "rank 0's launcher is back" in s.log(), 10, "rank 1 has found rank 0 again")
+        s.assert_quiet()
+
+
 @case("full", seconds=60, gaps=True)
 def fc_68_a_cut_is_noticed_while_nobody_asks_for_anything():
     """Also between two nodes that the coordinator both reaches: an idle link asks every second."""
