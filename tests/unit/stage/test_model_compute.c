@@ -107,6 +107,37 @@ static void an_automatic_pool_takes_at_most_half_of_the_memory(void **state)
     c->table->destroy(c);
 }
 
+/* After a restart the pool itself is what is no longer free. */
+static void a_kept_pool_keeps_its_size_though_less_is_free(void **state)
+{
+    (void)state;
+    struct model_compute_options o = quick;
+    struct msg_assign a = whole;
+    struct msg_loaded loaded[2];
+    uint64_t id[2];
+    a.slots = 1000;
+    a.context = 512;
+    o.kv_fd = memfd_create("test-kv", MFD_CLOEXEC);
+    o.memory_bytes = 100 << 20;
+    for (int life = 0; life < 2; life++) {
+        struct compute *c = create(o);
+        assert_int_equal(load(c, a, &loaded[life], NULL), STATUS_OK);
+        id[life] = kv_pool_id(c->pool);
+        o.memory_bytes -= loaded[life].kv_bytes;
+        c->table->destroy(c);
+    }
+    assert_int_equal(loaded[0].n_blocks, loaded[1].n_blocks);
+    assert_true(id[0] == id[1]);
+    a.slots = 10; /* fewer than it has room for: a pool of another size */
+    o.memory_bytes = 100 << 20;
+    struct compute *c = create(o);
+    assert_int_equal(load(c, a, &loaded[1], NULL), STATUS_OK);
+    assert_int_equal(loaded[1].n_blocks, 10 * 16);
+    assert_true(kv_pool_id(c->pool) != id[0]);
+    c->table->destroy(c);
+    close(o.kv_fd);
+}
+
 static void what_does_not_fit_is_refused_with_both_figures(void **state)
 {
     (void)state;
@@ -371,6 +402,7 @@ int main(void)
         cmocka_unit_test(describe_says_what_the_model_is),
         cmocka_unit_test(the_pool_is_what_was_asked_for_or_every_slots_context),
         cmocka_unit_test(an_automatic_pool_takes_at_most_half_of_the_memory),
+        cmocka_unit_test(a_kept_pool_keeps_its_size_though_less_is_free),
         cmocka_unit_test(what_does_not_fit_is_refused_with_both_figures),
         cmocka_unit_test(assignments_that_cannot_be_are_refused_by_name),
         cmocka_unit_test(a_missing_model_or_backend_is_an_error_of_create),
