@@ -13,6 +13,7 @@
 #include "common/base/log.h"
 
 #define HELLO_NS (5 * NS_PER_S) /* a stream says it within */
+#define MAX_PATIENCE_MS 86400000 /* a stage takes no more */
 #define SPARE_NS (2 * NS_PER_S) /* a stage's own process has so long to come back before a spare takes its place */
 
 /* --- HELLO -------------------------------------------------------------------------------------------------------------------- */
@@ -86,6 +87,14 @@ static enum status check_hello(const struct pipeline *p, const struct msg_hello 
     return check_addresses(p, h, why);
 }
 
+/* Who waits may wait for one long tick after the other, of as many stages. Which of them is stuck is judged here; only what is
+ * not noticed here ends the waiting. */
+static uint32_t patience_ms(const struct pipeline *p)
+{
+    int64_t ms = p->n_stages * p->stuck_ms + HEARTBEATS_MISSED * p->heartbeat_ms;
+    return ms < MAX_PATIENCE_MS ? (uint32_t)ms : MAX_PATIENCE_MS;
+}
+
 static struct msg_assign assignment(const struct pipeline *p, uint32_t stage)
 {
     const struct config *c = p->opt.config;
@@ -101,7 +110,7 @@ static struct msg_assign assignment(const struct pipeline *p, uint32_t stage)
         .max_rows = p->opt.max_rows,
         .kv_bytes = c->kv_mib > 0 ? (uint64_t)c->kv_mib << 20 : 0,
         .heartbeat_ms = (uint32_t)c->heartbeat_ms,
-        .stuck_ms = (uint32_t)c->stuck_ms,
+        .stuck_ms = patience_ms(p),
         .window = p->window,
     };
     snprintf(a.kv_type, sizeof a.kv_type, "%s", c->kv_type);

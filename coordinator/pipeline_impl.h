@@ -13,6 +13,7 @@
 #include "coordinator/pipeline.h"
 
 enum { PIPELINE_FIRST_TICK = 0 }; /* of every epoch: empty, before the engine's */
+enum { HEARTBEATS_MISSED = 4 };   /* a stage is silent after so many */
 
 /* What is known of a stage's KV pool, against what it held when the engine last used it. */
 struct pipeline_pool {

@@ -14,7 +14,7 @@
 #define LOAD_NS (600 * NS_PER_S)    /* LOADED, while heartbeats live */
 #define BACKOFF_NS (50 * NS_PER_MS) /* after the second failed attempt, doubling */
 #define SOUND_NS (5 * NS_PER_S)     /* an epoch that lived so long did well, as did one that retired a tick */
-enum { MAX_BACKOFF_SHIFT = 6, MAX_MISSED = 12 /* by weight */, HEARTBEATS_MISSED = 4 };
+enum { MAX_BACKOFF_SHIFT = 6, MAX_MISSED = 12 /* by weight */ };
 
 /* --- sending ------------------------------------------------------------------------------------------------------------------ */
 
@@ -327,7 +327,7 @@ static void look_for_stuck(struct pipeline *p, int64_t now_ns)
         return;
     struct error why;
     const struct stage_entry *e = stage_table_at(p->stages, (uint32_t)stuck);
-    error_set(&why, STATUS_TIMEOUT, "stage %d: stuck at tick %llu, no layer done for %lld ms", stuck,
+    error_set(&why, STATUS_TIMEOUT, "stage %d: stuck after tick %llu, no layer done for %lld ms", stuck,
               (unsigned long long)e->tick, (long long)((now_ns - e->progress_ns) / NS_PER_MS));
     pipeline__lose(p, (uint32_t)stuck, &why, 1, now_ns);
 }

@@ -163,6 +163,7 @@ void stage_table_claim(struct stage_table *t, uint64_t id, uint32_t stage, const
 
 void stage_table_loaded(struct stage_table *t, uint32_t stage, const struct msg_loaded *l)
 {
+    t->stage[stage].busy = 0; /* answers come from its compute thread */
     t->stage[stage].loaded = *l;
     t->stage[stage].is_loaded = 1;
     move(t, stage, STAGE_LINKING);
@@ -170,6 +171,7 @@ void stage_table_loaded(struct stage_table *t, uint32_t stage, const struct msg_
 
 void stage_table_acked(struct stage_table *t, uint32_t stage, uint64_t epoch)
 {
+    t->stage[stage].busy = 0;
     t->stage[stage].acked = epoch;
 }
 

@@ -47,7 +47,7 @@ struct stage_entry {
     int64_t progress_ns;       /* when layer_counter last grew, or the stage last computed nothing */
     uint64_t layer_counter;
     uint32_t busy, waits;      /* as its last heartbeat said: within a tick; and waiting for a neighbour */
-    uint64_t tick;             /* the one that it is at, as its last heartbeat said */
+    uint64_t tick;             /* the last one that it has done, as its last heartbeat said */
     uint64_t acked, linked;    /* epoch numbers it acknowledged and said READY for, 0: none */
     uint32_t missed;           /* deadlines of epoch steps in a row, by their weights */
     int64_t last_tick_ns;      /* when a timing of it last came, 0: never */

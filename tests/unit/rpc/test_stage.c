@@ -328,11 +328,12 @@ static void stage_hello_and_results_reach_the_coordinator(void **state)
     assert_memory_equal(&t.from.failed, &m.failed, sizeof m.failed);
     memset(&m, 0, sizeof m);
     m.kind = FROM_STAGE_HEARTBEAT;
-    m.heartbeat = (struct msg_heartbeat){.session = 1, .epoch = 2, .tick = 3, .layer_counter = 4, .busy = 1,
+    m.heartbeat = (struct msg_heartbeat){.session = 1, .epoch = 2, .tick = 3, .layer_counter = 4, .busy = 1, .waits = 1,
                                          .stale = {.plans = 5, .epochs = 6, .links = 7, .frames = 8, .feedback = 1ull << 40}};
     assert_int_equal(stage_client_send(t.client, &m), STATUS_OK);
     wait_for(&t.n_from, 5, 2000);
     assert_int_equal(t.from.heartbeat.tick, 3);
+    assert_int_equal(t.from.heartbeat.waits, 1);
     assert_memory_equal(&t.from.heartbeat.stale, &m.heartbeat.stale, sizeof m.heartbeat.stale);
     memset(&m, 0, sizeof m);
     m.kind = FROM_STAGE_ACK;
