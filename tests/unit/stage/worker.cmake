@@ -3,6 +3,7 @@ sluice_test(test_stage_sequences LABEL unit SOURCES test_sequences.c DEPS sluice
 sluice_test(test_stage_pipeline LABEL unit SOURCES test_pipeline.c DEPS sluice_test_pipeline sluice_fake_compute)
 sluice_test(test_stage_worker LABEL unit SOURCES test_worker.c DEPS sluice_test_pipeline sluice_fake_compute)
 sluice_test(test_stage_neighbour LABEL unit SOURCES test_neighbour.c DEPS sluice_test_pipeline sluice_fake_compute)
+sluice_test(test_fake_script LABEL unit SOURCES test_fake_script.c DEPS sluice_fake_compute)
 sluice_test(test_stage_link LABEL unit SOURCES test_link.c ends.c DEPS sluice_worker)
 sluice_test(test_stage_link_tls LABEL component SOURCES test_link_tls.c ends.c DEPS sluice_worker)
 sluice_test(test_stage_mute LABEL service SOURCES test_mute.c ends.c DEPS sluice_worker)
@@ -27,4 +28,5 @@ sluice_test(test_stage_allocation LABEL unit SOURCES test_allocation.c DEPS slui
 if(CMOCKA_FOUND)
   set_tests_properties(test_stage_pipeline test_stage_worker test_stage_neighbour test_stage_link test_stage_pipeline_model
     PROPERTIES LABELS "unit;tsan")
+  set_tests_properties(test_stage_link_tls PROPERTIES LABELS "component;fast;tsan")
 endif()
