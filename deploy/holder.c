@@ -13,8 +13,8 @@
 enum { SPARE_DESCRIPTORS = 256 }; /* the launcher's own */
 
 struct held {
-    uint64_t id;
-    int socket, journal;
+    uint64_t id, value;
+    int socket, journal; /* -1: it waits for a request */
 };
 
 struct holder {
@@ -28,7 +28,7 @@ struct holder {
     struct held held[HOLD_MAX];
 };
 
-/* Two descriptors for each exchange; the usual soft limit of 1,024 is for programs that use select(). */
+/* At most two descriptors for each; the usual soft limit of 1,024 is for programs that use select(). */
 static void raise_descriptor_limit(void)
 {
     struct rlimit r;
@@ -60,7 +60,8 @@ enum status holder_create(struct holder **out, struct error *err)
 static void let_go(struct held *e)
 {
     close(e->socket);
-    close(e->journal);
+    if (e->journal >= 0)
+        close(e->journal);
 }
 
 void holder_clear(struct holder *h)
@@ -91,10 +92,10 @@ static void drop(struct holder *h, uint64_t id)
         }
 }
 
-static void keep(struct holder *h, uint64_t id, const int fds[2])
+static void keep(struct holder *h, const struct hold_message *m, const int *fds)
 {
-    struct held e = {id, fds[0], fds[1]};
-    drop(h, id);
+    struct held e = {m->id, m->value, fds[0], m->verb == HOLD_KEEP ? fds[1] : -1};
+    drop(h, m->id);
     if (h->n_held < HOLD_MAX)
         h->held[h->n_held++] = e;
     else
@@ -124,15 +125,15 @@ static enum status give_next(struct holder *h)
     if (!h->listener_given) {
         m.verb = HOLD_GIVEN_LISTENER;
     } else if (h->next < h->n_held) {
-        m.verb = HOLD_GIVEN;
-        m.id = h->held[h->next].id;
-        fds[0] = h->held[h->next].socket;
-        fds[1] = h->held[h->next].journal;
+        const struct held *e = &h->held[h->next];
+        m = (struct hold_message){.verb = e->journal >= 0 ? HOLD_GIVEN : HOLD_GIVEN_WAITING, .id = e->id, .about = h->taker, .value = e->value};
+        fds[0] = e->socket;
+        fds[1] = e->journal;
     }
     enum status s = hold_send(h->own, &m, fds);
     if (s == STATUS_OK && m.verb == HOLD_GIVEN_LISTENER)
         h->listener_given = 1;
-    else if (s == STATUS_OK && m.verb == HOLD_GIVEN)
+    else if (s == STATUS_OK && m.verb != HOLD_END)
         h->next++;
     else if (s == STATUS_OK)
         h->giving = 0;
@@ -143,7 +144,8 @@ static void on_message(struct holder *h, const struct hold_message *m, const int
 {
     switch (m->verb) {
     case HOLD_KEEP:
-        keep(h, m->id, fds);
+    case HOLD_WAIT:
+        keep(h, m, fds);
         break;
     case HOLD_DROP:
         drop(h, m->id);

@@ -12,6 +12,8 @@ int hold_descriptors(uint32_t verb)
     case HOLD_KEEP:
     case HOLD_GIVEN:
         return 2;
+    case HOLD_WAIT:
+    case HOLD_GIVEN_WAITING:
     case HOLD_LISTENER:
     case HOLD_GIVEN_LISTENER:
         return 1;

@@ -400,7 +400,7 @@ static enum status adopt_one(struct adopt *all, const struct held_connection *h,
     x->adopted = a;
     list_push_back(&all->all, &a->link);
     all->n++;
-    server_adopt(all->gw->server, x);
+    server_adopt(all->gw->server, x, c.first.text_ns != 0); /* who has begun to read had a slot */
     pthread_mutex_lock(&x->lock);
     if (!x->ended && !x->gone)
         completion_adopt(x, &c);
@@ -438,11 +438,27 @@ static void end_all(struct adopt *all)
     }
 }
 
+/* Between two requests; one of which something was read is lost, and the client is told by the connection's end. */
+static void take_waiting(struct adopt *a, const struct held_connection *h)
+{
+    uint64_t consumed;
+    if (keeper_consumed(h->socket, &consumed) == STATUS_OK && consumed == h->value)
+        server_take_connection(a->gw->server, h->socket);
+    else
+        close(h->socket);
+    held_drop(a->gw->held, h->id);
+}
+
 void adopt_begin(struct adopt *a, const struct held_connection *connections, uint32_t n)
 {
     struct error err;
-    uint32_t well = 0;
+    uint32_t well = 0, n_answers = 0;
     for (uint32_t i = 0; i < n; i++) {
+        if (connections[i].journal < 0) {
+            take_waiting(a, &connections[i]);
+            continue;
+        }
+        n_answers++;
         if (adopt_one(a, &connections[i], &err) == STATUS_OK) {
             well++;
             continue;
@@ -450,8 +466,8 @@ void adopt_begin(struct adopt *a, const struct held_connection *connections, uin
         held_drop(a->gw->held, connections[i].id);
         LOG_WARN("a connection of the gateway before this one is closed: %s", err.message);
     }
-    if (n)
-        LOG_INFO("%u of %u answers that a gateway before this one began go on here", well, n);
+    if (n_answers)
+        LOG_INFO("%u of %u answers that a gateway before this one began go on here", well, n_answers);
     a->running = well && pthread_create(&a->thread, NULL, thread_main, a) == 0;
     if (!a->running)
         end_all(a);

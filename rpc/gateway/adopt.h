@@ -1,8 +1,10 @@
-/* rpc/gateway/adopt.h - answers that a gateway before this one began.
+/* rpc/gateway/adopt.h - connections and answers of a gateway before this one.
  *
- * Purpose    Takes the connections that the holder kept, with their journals; makes an exchange of each, which goes on where the client's connection stands, to
- *            the byte; writes what they bring to the socket by a thread of its own. When an answer is complete its connection is libmicrohttpd's again.
- *            What comes (completion.c) does not know that it is adopted, and the journal is continued: the next gateway can do the same.
+ * Purpose    Takes the connections that the holder kept. Those that waited for a request, of which nothing was read, are libmicrohttpd's
+ *            at once. Those with a journal become exchanges that go on where the client's connection stands, to the byte; a thread
+ *            of this module writes what they bring to the socket, and a connection whose answer is complete is libmicrohttpd's
+ *            again. Who makes the answer (completion.c) does not know that it is adopted, and the journal is continued: the next
+ *            gateway can do the same.
  * Ownership  adopt_create/adopt_destroy. Descriptors pass to it; exchanges are the server's list's, which forgets them when they are
  *            done.
  * Threading  adopt_wake from any thread, with or without an exchange's lock. Its thread takes exchanges' locks one at a time.

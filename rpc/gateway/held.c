@@ -83,8 +83,8 @@ uint32_t held_take(struct held *h, struct held_connection out[HOLD_MAX], int *li
     while (take_next(h, me, &m, fds, until) == STATUS_OK && m.verb != HOLD_END) {
         if (m.verb == HOLD_GIVEN_LISTENER && *listener < 0)
             *listener = fds[0];
-        else if (m.verb == HOLD_GIVEN && n < HOLD_MAX)
-            out[n++] = (struct held_connection){m.id, fds[0], fds[1]};
+        else if ((m.verb == HOLD_GIVEN || m.verb == HOLD_GIVEN_WAITING) && n < HOLD_MAX)
+            out[n++] = (struct held_connection){m.id, m.value, fds[0], m.verb == HOLD_GIVEN ? fds[1] : -1};
         else
             for (int i = 0; i < hold_descriptors(m.verb); i++)
                 close(fds[i]);
@@ -112,23 +112,38 @@ static void send_late(struct held *h)
     }
 }
 
-uint64_t held_keep(struct held *h, int socket, int journal)
+/* m->id 0: a new one. Returns the id. */
+static uint64_t hand_over(struct held *h, struct hold_message *m, const int *fds)
 {
-    struct hold_message m = {.verb = HOLD_KEEP};
-    const int fds[HOLD_MAX_FDS] = {socket, journal};
+    const int is_new = !m->id;
     uint64_t id = 0;
-    if (!h)
-        return 0;
     pthread_mutex_lock(&h->lock);
     send_late(h);
-    m.id = h->next_id;
-    if (h->n_kept < HOLD_MAX && hold_send(h->fd, &m, fds) == STATUS_OK) {
-        id = m.id;
+    if (is_new)
+        m->id = h->next_id;
+    if ((!is_new || h->n_kept < HOLD_MAX) && hold_send(h->fd, m, fds) == STATUS_OK)
+        id = m->id;
+    if (is_new && id) {
         h->n_kept++;
         h->next_id += 2; /* odd, never 0 */
     }
     pthread_mutex_unlock(&h->lock);
     return id;
+}
+
+uint64_t held_keep(struct held *h, int socket, int journal)
+{
+    struct hold_message m = {.verb = HOLD_KEEP};
+    return h ? hand_over(h, &m, (const int[HOLD_MAX_FDS]){socket, journal}) : 0;
+}
+
+uint64_t held_wait(struct held *h, uint64_t id, int socket, uint64_t value)
+{
+    struct hold_message m = {.verb = HOLD_WAIT, .id = id, .value = value};
+    if (!h)
+        return 0;
+    /* What the holder does not learn leaves the old value there: the connection counts as one that is being read. */
+    return hand_over(h, &m, &socket) || id ? m.id : 0;
 }
 
 void held_drop(struct held *h, uint64_t id)

@@ -1,6 +1,6 @@
 /* rpc/gateway/held.h - the gateway's end of the holder (common/base/hold.h).
  *
- * Purpose    Hands connections and journals to the holder that the launcher passes in SLUICE_HOLD_FD, and takes back what a gateway before this one
+ * Purpose    Hands connections, and journals of answers, to the holder that the launcher passes in SLUICE_HOLD_FD, and takes back what a gateway before this one
  *            left there. Without a holder everything here does nothing.
  * Ownership  held_create/held_destroy. Descriptors stay the caller's, those of held_take become his.
  * Threading  held_take from the main thread, before others use it; the rest from any thread (a lock inside).
@@ -18,8 +18,8 @@
 struct held;
 
 struct held_connection {
-    uint64_t id;
-    int socket, journal;
+    uint64_t id, value;
+    int socket, journal; /* journal -1: it waits for a request, as held_wait said */
 };
 
 /* NULL without memory or without a holder, which all of the following take. */
@@ -30,6 +30,8 @@ uint32_t held_take(struct held *h, struct held_connection out[HOLD_MAX], int *li
 void held_listener(struct held *h, int fd);
 /* Returns an id for held_drop, or 0: it is not kept. */
 uint64_t held_keep(struct held *h, int socket, int journal);
+/* A connection that waits for its next request, when `value` bytes of it were read (keeper_consumed); id: 0, or of the same connection. */
+uint64_t held_wait(struct held *h, uint64_t id, int socket, uint64_t value);
 void held_drop(struct held *h, uint64_t id);
 void held_tick(struct held *h);
 /* This gateway ends as it should: nothing is kept. */

@@ -395,25 +395,46 @@ void keeper_frame_close(struct buf *out)
     buf_text(out, "\r\n");
 }
 
-/* What is acknowledged and what is not, together; an acknowledgement in between would be counted in both or in none. */
-enum status keeper_position(int fd, uint64_t *out)
+static enum status read_info(int fd, struct tcp_info *out)
+{
+    socklen_t len = sizeof *out;
+    memset(out, 0, sizeof *out);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, out, &len) != 0)
+        return STATUS_IO;
+    const size_t needed = offsetof(struct tcp_info, tcpi_bytes_received) + sizeof out->tcpi_bytes_received;
+    return len < needed ? STATUS_UNSUPPORTED : STATUS_OK;
+}
+
+/* A count of the connection and one of its queue, of the same moment: what moves in between would be counted twice or not at all. */
+static enum status read_together(int fd, unsigned long queue, int *queued, struct tcp_info *out)
 {
     enum { TRIES = 1000 };
-    struct tcp_info before, after;
+    struct tcp_info before;
     for (int i = 0; i < TRIES; i++) {
-        socklen_t len = sizeof before, len_after = sizeof after;
-        int queued = 0;
-        memset(&before, 0, sizeof before);
-        memset(&after, 0, sizeof after);
-        if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &before, &len) != 0 || ioctl(fd, SIOCOUTQ, &queued) != 0 ||
-            getsockopt(fd, IPPROTO_TCP, TCP_INFO, &after, &len_after) != 0)
+        TRY(read_info(fd, &before));
+        if (ioctl(fd, queue, queued) != 0)
             return STATUS_IO;
-        if (len < offsetof(struct tcp_info, tcpi_bytes_acked) + sizeof before.tcpi_bytes_acked)
-            return STATUS_UNSUPPORTED;
-        if (before.tcpi_bytes_acked == after.tcpi_bytes_acked) {
-            *out = before.tcpi_bytes_acked + (uint64_t)queued;
+        TRY(read_info(fd, out));
+        if (before.tcpi_bytes_acked == out->tcpi_bytes_acked && before.tcpi_bytes_received == out->tcpi_bytes_received)
             return STATUS_OK;
-        }
     }
     return STATUS_IO;
+}
+
+enum status keeper_position(int fd, uint64_t *out)
+{
+    struct tcp_info info;
+    int queued = 0;
+    TRY(read_together(fd, SIOCOUTQ, &queued, &info));
+    *out = info.tcpi_bytes_acked + (uint64_t)queued;
+    return STATUS_OK;
+}
+
+enum status keeper_consumed(int fd, uint64_t *out)
+{
+    struct tcp_info info;
+    int unread = 0;
+    TRY(read_together(fd, SIOCINQ, &unread, &info));
+    *out = info.tcpi_bytes_received - (uint64_t)unread;
+    return STATUS_OK;
 }

@@ -127,5 +127,7 @@ void keeper_frame_close(struct buf *out);
 
 /* Bytes that the kernel has taken for this TCP connection since it was made. */
 enum status keeper_position(int fd, uint64_t *out);
+/* Bytes that somebody has read from it. What the client sent and nobody read is there for the next process. */
+enum status keeper_consumed(int fd, uint64_t *out);
 
 #endif

@@ -23,6 +23,7 @@
 #include "rpc/gateway/gateway.h"
 #include "rpc/gateway/held.h"
 #include "rpc/gateway/https.h"
+#include "rpc/gateway/keeper.h"
 #include "rpc/gateway/request_head.h"
 #include "rpc/gateway/routes.h"
 
@@ -84,9 +85,15 @@ uint32_t server_open_requests(struct server *s)
     return n;
 }
 
-void server_adopt(struct server *s, struct exchange *x)
+void server_adopt(struct server *s, struct exchange *x, int first)
 {
-    list_add(s, x);
+    pthread_mutex_lock(&s->lock);
+    if (first)
+        list_push_front(&s->exchanges, &x->link);
+    else
+        list_push_back(&s->exchanges, &x->link);
+    s->n_exchanges++;
+    pthread_mutex_unlock(&s->lock);
     pthread_mutex_lock(&x->lock);
     server_watch(s, x);
     pthread_mutex_unlock(&x->lock);
@@ -355,14 +362,35 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *conn, const 
     return x->body_discarded > s->body_max + DISCARD_MAX_BYTES ? MHD_NO : MHD_YES;
 }
 
+/* The connection waits for its next request; id is what it is held by, or 0. Returns that. (If libmicrohttpd has read the beginning of the
+ * next one already, as it may with clients that do not wait for an answer, a gateway after this one waits for it in vain: HEAD_TIMEOUT_S.) */
+static uint64_t wait_held(struct server *s, uint64_t id, int fd)
+{
+    uint64_t consumed;
+    if (!s->gw->held || s->gw->tls || keeper_consumed(fd, &consumed) != STATUS_OK)
+        return id;
+    return held_wait(s->gw->held, id, fd, consumed);
+}
+
+static void on_connection(void *cls, struct MHD_Connection *conn, void **context, enum MHD_ConnectionNotificationCode what)
+{
+    struct server *s = cls;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED)
+        *context = (void *)(uintptr_t)wait_held(s, 0, MHD_get_connection_info(conn, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd);
+    else
+        held_drop(s->gw->held, (uintptr_t)*context);
+}
+
 static void on_completed(void *cls, struct MHD_Connection *conn, void **con_cls, enum MHD_RequestTerminationCode why)
 {
     struct server *s = cls;
     struct exchange *x = *con_cls;
-    (void)conn;
     if (!x)
         return;
     *con_cls = NULL;
+    uint64_t id = (uintptr_t)MHD_get_connection_info(conn, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+    if (id && why == MHD_REQUEST_TERMINATED_COMPLETED_OK)
+        wait_held(s, id, x->fd);
     pthread_mutex_lock(&x->lock);
     server_unwatch(s, x);
     exchange_unhold(x);
@@ -448,7 +476,7 @@ static enum status start_daemon(struct server *s, int fd, struct error *err)
     s->daemon =
         MHD_start_daemon(flags, 0, NULL, NULL,
                          on_request, s, MHD_OPTION_ARRAY, https, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
-                         MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT, connection_limit(),
+                         MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_CONNECTION_LIMIT, connection_limit(),
                          MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)HEAD_TIMEOUT_S, MHD_OPTION_END);
     if (s->daemon)
         return STATUS_OK;

@@ -33,8 +33,9 @@ void server_destroy(struct server *s, const struct error *why);
 void server_watch(struct server *s, struct exchange *x);
 void server_unwatch(struct server *s, struct exchange *x);
 
-/* An exchange whose connection another process began: listed, watched, ticked; and forgotten, with the list's reference. */
-void server_adopt(struct server *s, struct exchange *x);
+/* An exchange whose connection another process began: listed, watched, ticked; and forgotten, with the list's reference. first: its
+ * ticks come before those of the others, so it asks the coordinator for a slot before them. */
+void server_adopt(struct server *s, struct exchange *x, int first);
 void server_forget(struct server *s, struct exchange *x);
 /* A connection on which the next request may come; it is closed when that fails. */
 void server_take_connection(struct server *s, int fd);

@@ -181,7 +181,7 @@ def fc_gateway_killed_under_the_official_client_is_a_pause():
             for i, stream in enumerate(streams):
                 texts[i] += "".join(c.choices[0].text for c in stream if c.choices)
             assert texts == [reference(p, n) for p in prompts]
-            # The connections of the pool: those of the streams are the new gateway's, the idle one was closed and is replaced.
+            # The connections of the pool, idle ones and those of the streams, are the new gateway's.
             for p in prompts:
                 assert client.completions.create(model="", prompt=p, max_tokens=9, temperature=0).choices[0].text == reference(p, 9)
         else:
@@ -193,9 +193,12 @@ def fc_gateway_killed_under_the_official_client_is_a_pause():
         answer = pool.getresponse()
         own = pool.sock.getsockname()
         assert json.loads(answer.read())["choices"][0]["text"] == reference(prompts[0], 200)
-        pool.request("POST", "/v1/completions", json.dumps(s.body(prompts[1], 20, stream=False)), {"Content-Type": "application/json"})
-        assert json.loads(pool.getresponse().read())["choices"][0]["text"] == reference(prompts[1], 20)
-        assert pool.sock.getsockname() == own, "an adopted connection stays usable"
+        for kill in (False, True):  # an adopted connection stays usable, and so does one that is idle while the gateway dies
+            if kill:
+                kill_gateway(s)
+            pool.request("POST", "/v1/completions", json.dumps(s.body(prompts[1], 20, stream=False)), {"Content-Type": "application/json"})
+            assert json.loads(pool.getresponse().read())["choices"][0]["text"] == reference(prompts[1], 20)
+            assert pool.sock.getsockname() == own
         pool.close()
         last = Raw(s.port, s.body(prompts[2], 100), headers="Connection: close\r\n")
         wait_for(lambda: len(last.got) > 300, 5, "it has begun")

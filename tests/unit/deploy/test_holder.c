@@ -69,8 +69,8 @@ static int take(struct holder *h, uint64_t me, uint64_t *ids, int *listeners)
         assert_int_equal(m.about, me);
         if (m.verb == HOLD_END)
             return n;
-        if (m.verb == HOLD_GIVEN)
-            ids[n++] = m.id;
+        if (m.verb == HOLD_GIVEN || m.verb == HOLD_GIVEN_WAITING)
+            ids[n++] = m.verb == HOLD_GIVEN ? m.id : m.id * 1000 + m.value;
         *listeners += m.verb == HOLD_GIVEN_LISTENER;
         for (int i = 0; i < hold_descriptors(m.verb); i++)
             close(fds[i]);
@@ -129,6 +129,31 @@ static void everything_held_is_given_to_whoever_takes_and_stays_held(void **stat
     }
     close(one);
     holder_destroy(h);
+}
+
+static void a_connection_that_waits_is_held_with_its_last_value(void **state)
+{
+    struct error err;
+    struct holder *h;
+    uint64_t ids[2];
+    int listeners, ends[2], before = open_descriptors();
+    (void)state;
+    assert_int_equal(holder_create(&h, &err), STATUS_OK);
+    assert_int_equal(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    for (uint64_t value = 5; value <= 6; value++) {
+        struct hold_message m = {.verb = HOLD_WAIT, .id = 7, .value = value};
+        assert_int_equal(hold_send(holder_gateway_fd(h), &m, &ends[1]), STATUS_OK);
+    }
+    close(ends[1]);
+    assert_int_equal(take(h, 1, ids, &listeners), 1);
+    assert_int_equal(ids[0], 7006);
+    assert_true(is_open(ends[0]));
+    send_verb(h, HOLD_DROP, 7, NULL);
+    holder_serve(h);
+    assert_false(is_open(ends[0]));
+    close(ends[0]);
+    holder_destroy(h);
+    assert_int_equal(open_descriptors(), before);
 }
 
 static void more_than_it_holds_is_let_go(void **state)
@@ -192,6 +217,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_kept_stays_open_until_it_is_dropped),
         cmocka_unit_test(everything_held_is_given_to_whoever_takes_and_stays_held),
+        cmocka_unit_test(a_connection_that_waits_is_held_with_its_last_value),
         cmocka_unit_test(more_than_it_holds_is_let_go),
         cmocka_unit_test(what_makes_no_sense_is_ignored),
     };

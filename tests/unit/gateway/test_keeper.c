@@ -181,6 +181,25 @@ static void a_position_counts_what_the_kernel_took_read_or_not(void **state)
     }
 }
 
+static void what_nobody_has_read_is_there_for_the_next_process(void **state)
+{
+    int pair[2];
+    uint64_t before, after;
+    char some[5000] = "", got[3000];
+    (void)state;
+    tcp_pair(pair);
+    assert_int_equal(keeper_consumed(pair[0], &before), STATUS_OK);
+    assert_int_equal(write(pair[1], some, sizeof some), sizeof some);
+    usleep(2000);
+    assert_int_equal(keeper_consumed(pair[0], &after), STATUS_OK);
+    assert_int_equal(after, before);
+    assert_int_equal(read(pair[0], got, sizeof got), sizeof got);
+    assert_int_equal(keeper_consumed(pair[0], &after), STATUS_OK);
+    assert_int_equal(after - before, sizeof got);
+    close(pair[0]);
+    close(pair[1]);
+}
+
 /* Everything that a stream sends behind its head, as one text, and after each byte of it what the rest is. */
 static void every_byte_of_a_chunked_answer_has_its_rest(void **state)
 {
@@ -336,6 +355,7 @@ int main(void)
         cmocka_unit_test(a_journal_grows_with_its_records_up_to_its_bound),
         cmocka_unit_test(content_that_the_client_lacks_is_in_the_ring_or_the_keeper_fails),
         cmocka_unit_test(a_position_counts_what_the_kernel_took_read_or_not),
+        cmocka_unit_test(what_nobody_has_read_is_there_for_the_next_process),
         cmocka_unit_test(every_byte_of_a_chunked_answer_has_its_rest),
         cmocka_unit_test(the_head_is_sent_once),
         cmocka_unit_test(a_broken_image_is_refused),
