@@ -34,7 +34,6 @@ def cluster_mpirun_starts_a_service_over_three_nodes():
         for i in range(3):
             assert s.pid(i) in s.net.processes(i), f"stage {i} is not on node {i}"
         print("      " + figures(s, assert_references(s, 300, 60)), flush=True)
-        assert s.exit_code is None and s.ready_s < 3 * SLACK, s.ready_s
         s.assert_quiet()
 
 
