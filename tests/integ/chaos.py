@@ -31,7 +31,7 @@ except ImportError:
 HOW = ("raw", "raw", "raw", "whole", "openai", "openai", "chat", "raw")  # what kind of client each is
 N_STREAMS = len(HOW)
 OLD_S = 10.5            # a process that has lived so long is started again at once
-CALM_S = 30             # every stream goes on within this time
+CALM_S = 30             # every stream goes on within this time; three times that on a real model, which computes
 DOUBLE = 1 / 6          # how often the next fault does not wait for that
 MAX_PAUSE_S = {"kill stage": 1.5, "kill coordinator": 2.0}  # on fake stages
 
@@ -69,8 +69,8 @@ def first_difference(a, b):
 
 
 def fake_job(rng):
-    prompt = ids(1 + int(2 ** (rng.random() * 9.5)), rng.getrandbits(48))
-    n, kind = rng.randrange(60, 400), rng.random()
+    prompt = ids(1 + int(2 ** (rng.random() * 8)), rng.getrandbits(48))
+    n, kind = rng.randrange(60, 300), rng.random()
     if kind < 0.3:
         seed = rng.getrandbits(40)
         return Job(prompt, n, reference(prompt, n, seed), temperature=1, seed=seed)
@@ -191,6 +191,7 @@ class Chaos:
         self.pauses = {}    # kind: [(seconds, of which the fault itself lasted)]
         self.told = []      # every fault, in words
         self.kinds = {}     # how many of each
+        self.calm_s = CALM_S if s.fake else 3 * CALM_S
 
     def is_old(self, part):
         return time.monotonic() - self.born.get(part, -OLD_S) >= OLD_S
@@ -259,11 +260,12 @@ class Chaos:
 
     def wait_calm(self, began, lasted, kind, line):
         try:
-            wait_for(lambda: self.streams.all_have_gone_on(self.ended), CALM_S, f"all streams go on after {line}")
+            wait_for(lambda: self.streams.all_have_gone_on(self.ended), self.calm_s, f"all streams go on after {line}")
         except AssertionError:
             for i, records in enumerate(self.streams.records):
                 call = records[-1].call
                 self.say(f"      client {i}: {call.describe() if call else records[-1].times[-1:]}")
+            self.say(f"      {self.s.status()}")
             raise
         time.sleep(max(0, self.ended + faults.NOTICED_S + 0.1 - time.monotonic()))  # a fault is not felt at once
         found = self.streams.pauses_at(began, began + lasted)
@@ -274,8 +276,8 @@ class Chaos:
         done = 0
         while done < n:
             done += self.event()
-        wait_for(lambda: self.streams.all_have_gone_on(self.ended), CALM_S, "all streams go on at the end")
-        wait_for(self.s.ready, CALM_S, "ready at the end")
+        wait_for(lambda: self.streams.all_have_gone_on(self.ended), self.calm_s, "all streams go on at the end")
+        wait_for(self.s.ready, self.calm_s, "ready at the end")
         self.s.assert_sums()
 
     def report(self):
@@ -296,6 +298,8 @@ def belongings(s):
     """What each part has: {part: (descriptors, threads)}, and how many processes there are, the child that renders templates aside: it
     is started when it is needed."""
     found = s.resources()
+    for part, used in found.items():
+        used["threads"] = faults.own_threads(s.pid(part))
     for i, pid in enumerate(sorted({faults.launcher_of(pid) for part, pid in faults.parts(s).items() if part != "template"})):
         found[f"launcher {i}"] = {"fds": len(os.listdir(f"/proc/{pid}/fd")), "threads": 1}
     return {part: (x["fds"], x["threads"]) for part, x in found.items()}, len(s.processes()) - ("template" in faults.parts(s))

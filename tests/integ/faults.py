@@ -69,6 +69,19 @@ def parts(s):
     return found
 
 
+POOLS = ("default-executo", "resolver-execut", "grpc_global_tim", "event_engine", "timer_manager")
+
+
+def own_threads(pid):
+    """How many it has, those of gRPC's pools aside, which come and go with the load."""
+    n = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/task/{task}/comm") as f:
+                n += f.read().strip() not in POOLS
+    return n
+
+
 def send(pid, sig):
     """False: it has ended already."""
     try:

@@ -33,21 +33,22 @@ def four_and_two(s, seed, n_in=1000, n_out=300):
     return [(s.call(p, n, key=key), p, n) for p, n, key in jobs]
 
 
-def survivors(s):
-    """{part: {"rss_kib", "fds", "threads"}}: of the processes that no case kills, and descriptors and threads of the stages."""
-    found = s.resources()
-    for part, used in found.items():
-        if isinstance(part, int):
-            del used["rss_kib"]
+def survivors(s, *what):
+    """{part: {what: n}} of everybody; memory only of the processes that no case kills."""
+    found = {}
+    for part, used in s.resources().items():
+        used["threads"] = faults.own_threads(s.pid(part))
+        found[part] = {w: used[w] for w in what if w != "rss_kib" or not isinstance(part, int)}
     for i, pid in enumerate(sorted({faults.launcher_of(pid) for part, pid in faults.parts(s).items() if part != "template"})):
-        found[f"launcher {i}"] = {"fds": len(os.listdir(f"/proc/{pid}/fd"))}
+        found[f"launcher {i}"] = {"fds": len(os.listdir(f"/proc/{pid}/fd"))} if "fds" in what else {}
     return found
 
 
 def assert_no_growth(before, after):
     for part, used in before.items():
         for what, n in used.items():
-            assert after[part][what] <= n * 1.05, f"{part}: {what} grew from {n} to {after[part][what]}"
+            room = 2 if what == "fds" else 0  # connections that are just asked something
+            assert after[part][what] <= n * 1.05 + room, f"{part}: {what} grew from {n} to {after[part][what]}"
 
 
 @case("fast", seconds=60)
@@ -66,12 +67,13 @@ def fc_24_a_killed_stage_is_a_pause():
         s.assert_quiet(restarts=1)
 
 
-@case("full", seconds=300, gaps=True)
+@case("full", seconds=300)
 def fc_24_thirty_kills_while_reading_and_while_decoding():
-    # A pool that is full after the first round: a table that is touched for the first time is no growth.
+    # A pool that is full after the first round. Tables and the trace that are touched for the first time, all of them after 10,000
+    # tokens, are no growth: memory is judged from the eighth round on.
     with Service(stages=3, flags=[*KEEP_TRYING, "--kv-blocks", "400"]) as s:
         coordinator = s.pid("coordinator")
-        n_kills, after_second = 0, None
+        n_kills, after_second, after_eighth = 0, None, None
         reading, decoding = [], []
         for round in range(15):
             calls = four_and_two(s, 10 + round)
@@ -90,8 +92,10 @@ def fc_24_thirty_kills_while_reading_and_while_decoding():
             decoding += [pause(c, killed) for c, *_ in calls[:4]]
             n_kills += 2
             s.assert_quiet(restarts=n_kills)
-            after_second = after_second or survivors(s)
-        assert_no_growth(after_second, survivors(s))
+            after_second = after_second or survivors(s, "fds", "threads")
+            after_eighth = after_eighth or (round == 7 and survivors(s, "rss_kib"))
+        assert_no_growth(after_second, survivors(s, "fds", "threads"))
+        assert_no_growth(after_eighth, survivors(s, "rss_kib"))
         assert s.pid("coordinator") == coordinator
         print(f"      while reading, until a tick retires: {percentiles(reading)}; pauses of streams: {percentiles(decoding)}")
         assert max(reading) <= PAUSE_S * SLACK and max(decoding) <= PAUSE_S * SLACK, (reading, decoding)
@@ -100,7 +104,7 @@ def fc_24_thirty_kills_while_reading_and_while_decoding():
 @case("full", seconds=600, real=True)
 def fc_24_the_real_model_goes_on_after_each_stage_was_killed():
     import test_fc_real as real
-    jobs = [(real.words(n, 2400 + i), 120) for i, n in enumerate((1000, 700, 400, 90, 30, 20))]
+    jobs = [(real.words(n, 2400 + i), 100) for i, n in enumerate((1000, 600, 300, 90, 30, 20))]
     want = real.alone(jobs)
     with real.service(stages=3, flags=KEEP_TRYING) as s:
         for stage in range(3):
@@ -137,7 +141,7 @@ def kills_of_one_stream(s, n_in, seed, n_kills, sig=signal.SIGKILL):
     return pauses, replayed
 
 
-@case("full", seconds=150, gaps=True)
+@case("full", seconds=150)
 def fc_24_with_its_blocks_kept_a_pause_does_not_grow_with_the_context():
     medians = {}
     with Service(stages=2, flags=[*KEEP_TRYING, "--restart-delay-ms", "20"]) as s:
@@ -197,11 +201,12 @@ def stale_messages(s):
 
 def stop_each_stage(state):
     """Both stages in turn are stopped for 10 s, each with its launcher, while the service is in that state."""
+    total_stale = 0
     with Service(stages=2, mpi=True, flags=["--heartbeat-ms", "300"]) as s:
         for stage in range(2):
             calls = []
             if state != "idle":
-                n_in = 4000 if state == "reading" else 20
+                n_in = 2500 if state == "reading" else 20
                 calls = [(s.call(p := ids(n_in, 2500 + 10 * stage + i), 200, key=f"s{i}"), p) for i in range(4)]
                 if state == "reading":
                     wait_for(lambda: s.status()["requests"]["reading"] > 0, 5, "they read")
@@ -215,7 +220,7 @@ def stop_each_stage(state):
                 with faults.stopped(pid, faults.launcher_of(pid)):
                     time.sleep(STOPPED_S)
                 woken = time.monotonic()
-                wait_for(lambda: s.ready(), 6, "ready again")
+                wait_for(lambda: health.first(True, woken), 6, "ready again")
                 if calls:
                     assert faults.first_tick_after(s, woken, 6) <= 6 * SLACK
                 noticed = health.first(False, began)
@@ -227,10 +232,11 @@ def stop_each_stage(state):
             stale = stale_messages(s) - stale
             print(f"      stage {stage}, {state}: not ready after {noticed - began:.2f} s, ready {health.first(True, woken) - woken:.2f} s "
                   f"after it woke, {stale:.0f} stale messages")
-            if calls:
-                assert stale > 0, "what the woken process said was not counted"
             assert s.pid(stage) == pid
+            total_stale += stale
             s.assert_quiet()
+    # A stage that decodes has results on their way; in the other states what it says may find its connection closed.
+    assert total_stale > 0 or state != "decoding", "what the woken processes said was not counted"
 
 
 @case("full", seconds=90)

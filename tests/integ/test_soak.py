@@ -35,6 +35,7 @@ ENV = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0"}
 class Soak:
     judged = ()        # whose memory: everybody's
     pause_s = 0        # that a canary may have to wait beside
+    growth = 1.01      # what memory of the second half is to that of the first, at most
 
     def __init__(self, service, seconds, seed, rate=RATE, longest=2000):
         self.s, self.seconds, self.seed, self.rate, self.longest = service, seconds, seed, rate, longest
@@ -127,12 +128,12 @@ class Soak:
             self.memory.append((time.monotonic() - began, self.s.rss(*self.judged)))
 
     def judge_memory(self, before, after):
-        """Highest of each part from `after` on is less than 1 % above the highest of the time until `before`."""
+        """Highest of each part from `after` on is hardly above the highest of the time until `before`."""
         for part in self.memory[0][1]:
             first = max(m[part] for t, m in self.memory if t <= before)
             last = max(m[part] for t, m in self.memory if t > after)
             print(f"      {part}: {first} KiB, then {last} KiB ({100 * (last - first) / first:+.2f} %)", flush=True)
-            assert last <= first * 1.01, f"memory of {part} grew from {first} to {last} KiB"
+            assert last <= first * self.growth, f"memory of {part} grew from {first} to {last} KiB"
 
     # --- the whole ---
 
@@ -192,7 +193,9 @@ class SoakWithKills(Soak):
 
 def soak(minutes, seed=1, kind=Soak, flags=()):
     with Service(stages=2, slots=8, costs=TENTH, flags=[*FLAGS, *flags], env=ENV) as s:
-        kind(s, minutes * 60, seed).run()
+        one = kind(s, minutes * 60, seed)
+        one.growth = 1.01 if minutes >= 5 else 1.03  # gRPC's and glibc's own pools are not full after a minute
+        one.run()
 
 
 def run_with_kills(minutes, seed=1):
