@@ -301,7 +301,7 @@ def fc_73_large_prompts_are_served_or_refused_with_both_counts():
     if not grpc:
         raise Skip("python has no grpc")
     with Service(stages=2, costs=(0, 0, 0)) as s:
-        beside = s.call(p := ids(10, 1), 20000, key="beside")
+        beside = s.call(p := ids(10, 1), 6000, key="beside")
         beside.wait_tokens(5)
         for size in (1 << 20, 5 << 20):
             for stream in (False, True):
@@ -318,7 +318,7 @@ def fc_73_large_prompts_are_served_or_refused_with_both_counts():
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED, (code, details)
         code, details = generate(s.grpc_port, 20_000_000)
         assert code == grpc.StatusCode.INVALID_ARGUMENT and "20000000" in details and str(s.context) in details, (code, details)
-        beside.finish_up(60).assert_reference(p, 20000)
+        beside.finish_up(60).assert_reference(p, 6000)
         s.assert_quiet()
 
 
