@@ -50,6 +50,7 @@ struct completion {
     uint32_t n_in_vain;
     uint32_t queue_position, read_tokens, prompt_tokens;
     int first_sent, paused;
+    int adopted; /* by this process: the one before has seen a coordinator */
     struct buf text; /* not streaming: the answer so far */
     /* What another attempt goes on with: token "": no attempt was accepted, so it is the request as it came. */
     char token[MAX_RESUME_TOKEN];
@@ -125,7 +126,7 @@ static void give_up(struct completion *c, const char *why)
 static int is_over(const struct completion *c, int64_t now)
 {
     int64_t ms = c->x->gw->config->recovery_timeout_ms;
-    int64_t new_ms = backend_answered_once(c->x->gw->backend) ? NEW_WAIT_MS : NEVER_WAIT_MS;
+    int64_t new_ms = c->adopted || backend_answered_once(c->x->gw->backend) ? NEW_WAIT_MS : NEVER_WAIT_MS;
     if (!c->n_token && new_ms < ms)
         ms = new_ms;
     return c->lost_ns && now - c->lost_ns > ms * NS_PER_MS;
@@ -644,6 +645,7 @@ void completion_adopt(struct exchange *x, struct completion_kept *k)
     name_answer(c);
     take_kept(c, k);
     attach(c);
+    c->adopted = 1;
     c->output_ns = c->lost_ns = clock_now_ns(); /* the tick submits */
     if (s != STATUS_OK)
         fail(c, &err);
