@@ -389,7 +389,7 @@ def fc_29_a_step_that_always_fails_is_told_with_stage_and_cause():
         wait_for(lambda: not s.ready(), 10, "the step fails")
         failed = time.monotonic()
         for c in calls:
-            assert_one_error(c, failed, 4.8, 6.2, "stage 1", "memory")
+            assert_one_error(c, failed, 4.5, 6.2, "stage 1", "memory") # the first epochs that fail follow each other in no time
         assert s.get("/ready")[0] == 503 and s.get("/health")[0] == 503 and s.get("/live")[0] == 200
 
 
