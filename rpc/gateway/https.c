@@ -82,7 +82,9 @@ enum status https_use(struct rpc_tls *tls, unsigned *flags, struct MHD_OptionIte
         if (rc < 0)
             return error_set(err, STATUS_CONFIG, "--tls-cert, --tls-key: %s", gnutls_strerror(rc));
         drop(&first);
-        *flags |= MHD_USE_TLS;
+        /* With epoll libmicrohttpd 0.9.75 spins while a client's handshake is unfinished: it forgets no readiness that GnuTLS has
+         * used up. poll is asked anew each time. */
+        *flags = (*flags & ~(unsigned)MHD_USE_EPOLL) | MHD_USE_POLL | MHD_USE_TLS;
         *o++ = (struct MHD_OptionItem){MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t)priorities};
         *o++ = (struct MHD_OptionItem){MHD_OPTION_HTTPS_CERT_CALLBACK2, 0, (void *)(intptr_t)on_certificate};
     }

@@ -16,7 +16,7 @@
 
 enum { HTTPS_MAX_OPTIONS = 3 };
 
-/* tls NULL: no option, plain HTTP. Else *flags gains MHD_USE_TLS. out is for MHD_OPTION_ARRAY. */
+/* tls NULL: no option, plain HTTP. Else *flags gains MHD_USE_TLS, and poll for epoll. out is for MHD_OPTION_ARRAY. */
 enum status https_use(struct rpc_tls *tls, unsigned *flags, struct MHD_OptionItem out[HTTPS_MAX_OPTIONS], struct error *err);
 
 #endif

@@ -171,6 +171,43 @@ def fc_tls_without_a_ca_only_the_gateway_speaks_tls():
         s.assert_quiet()
 
 
+def cpu_s(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        field = f.read().rpartition(")")[2].split()
+    return (int(field[11]) + int(field[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@case("full", seconds=30)
+def fc_tls_clients_that_wait_or_leave_cost_nothing():
+    with Certificates() as certs, SecureService(certs, stages=1, mpi=False, flags=["--write-stall-ms", "1000"]) as s:
+        gateway = s.pid("gateway")
+        silent, half = (socket.create_connection(("127.0.0.1", s.port)) for _ in range(2))
+        half.sendall(client_hello()[:100])
+        idle = certs.context().wrap_socket(socket.create_connection(("127.0.0.1", s.port)), server_hostname="127.0.0.1")
+        time.sleep(0.2)
+        began = cpu_s(gateway)
+        time.sleep(2)
+        used = cpu_s(gateway) - began
+        assert used < 0.12 * SLACK, f"{used:.2f} s of CPU in 2 s: libmicrohttpd spins"
+        for sock in (silent, half, idle):
+            sock.close()
+        left = s.call(ids(20, 1), 20000)
+        left.wait_tokens(5)
+        left.leave()
+        s.wait_requests(decoding=0, cancelled=1)
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(("127.0.0.1", s.port))
+        stuck = certs.context().wrap_socket(raw, server_hostname="127.0.0.1")
+        body = json.dumps(s.body(ids(20, 2), 20000)).encode()
+        stuck.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        s.wait_requests(decoding=1)
+        s.wait_requests(seconds=15, decoding=0, cancelled=2)
+        assert s.metrics()["sluice_write_stalled_total"] == 1
+        stuck.close()
+        s.assert_quiet()
+
+
 # --- who is refused ------------------------------------------------------------------------------------------------------------------
 
 def start_stage(s, flags, stage=1):
