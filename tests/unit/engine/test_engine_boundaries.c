@@ -84,12 +84,11 @@ static void close_ground(struct ground *g)
 
 /* --- answers ------------------------------------------------------------------------------------------------------------------ */
 
-/* An answer, over as many attempts as it takes. */
+/* An answer, over as many attempts as it takes. root: the first that was accepted; it gathers what the others bring. */
 struct answer {
     struct ground *g;
-    struct bed_request *attempt[4];
-    uint32_t n_attempts, n_ids;
-    int32_t ids[ANSWER];
+    struct bed_request *attempt[4], *root;
+    uint32_t n_attempts;
 };
 
 static struct bed_request *newest(struct answer *a)
@@ -97,19 +96,31 @@ static struct bed_request *newest(struct answer *a)
     return a->attempt[a->n_attempts - 1];
 }
 
+static void gather(struct answer *a)
+{
+    struct bed_request *r = newest(a);
+    if (!a->root) {
+        a->root = r->n_accepted ? r : NULL;
+        return;
+    }
+    CHECK(a->root->n_ids + r->n_ids <= ANSWER);
+    if (a->root->n_ids == 0)
+        a->root->first = r->first;
+    memcpy(a->root->ids + a->root->n_ids, r->ids, r->n_ids * sizeof *r->ids);
+    a->root->n_ids += r->n_ids;
+}
+
 static void try_again(struct answer *a)
 {
     struct bed_request *before = newest(a);
     CHECK(a->n_attempts < ARRAY_LEN(a->attempt));
-    CHECK(a->n_ids + before->n_ids <= ANSWER);
-    memcpy(a->ids + a->n_ids, before->ids, before->n_ids * sizeof *before->ids);
-    a->n_ids += before->n_ids;
+    gather(a);
     struct bed_request *r = bed_request_new(a->g->b, before->prompt, before->n_prompt, ANSWER);
     r->sampler = before->sampler;
     r->attempt = a->n_attempts;
-    if (before->n_accepted) {
-        r->resumes = before;
-        r->n_resumed = before->n_ids;
+    if (a->root) {
+        r->resumes = a->root;
+        r->n_resumed = a->root->n_ids;
     }
     a->attempt[a->n_attempts++] = r;
     bed_submit(r);
@@ -138,10 +149,10 @@ static void check(struct answer *a, const struct cut *c, uint32_t n)
     if (r->end.status != STATUS_OK)
         fail_msg("point %d of stage %u, n %u, after %d: %s: %s", c->point, c->stage, n, c->after, status_name(r->end.status),
                  r->end.message);
-    memcpy(a->ids + a->n_ids, r->ids, r->n_ids * sizeof *r->ids);
-    assert_int_equal(a->n_ids + r->n_ids, ANSWER);
+    gather(a);
+    assert_int_equal(a->root->n_ids, ANSWER);
     fake_reference(engine_bed_model(a->g->b)->hp.n_layers, &r->sampler, r->prompt, PROMPT, want, ANSWER);
-    assert_memory_equal(a->ids, want, sizeof want);
+    assert_memory_equal(a->root->ids, want, sizeof want);
     assert_int_equal(r->done.finish, FINISH_LENGTH);
     assert_int_equal(r->done.usage.prompt_tokens, PROMPT);
     assert_int_equal(r->done.usage.completion_tokens, ANSWER);
@@ -181,13 +192,13 @@ static int end_once(struct ground *g, const struct cut *c, uint32_t n)
     int of_stage = c->point < BED_ENGINE_SENDS, keep = n % 2;
     for (int i = 0; i < N_ANSWERS; i++)
         ask(g, &a[i], i);
-    if (c->from_start) {
+    if (c->from_start && of_stage)
         engine_bed_kill_stage(g->b, c->stage);
-        engine_bed_end_at(g->b, c->point, c->stage, n, c->after);
+    engine_bed_end_at(g->b, c->point, c->stage, n, c->after);
+    if (c->from_start && of_stage)
         engine_bed_start_stage(g->b, c->stage);
-    } else {
-        engine_bed_end_at(g->b, c->point, c->stage, n, c->after);
-    }
+    else if (c->from_start)
+        restart_engine(g, a);
     int64_t end_ns = clock_now_ns() + 20 * NS_PER_S;
     while (!engine_bed_has_ended(g->b) && !all_ended(a)) {
         if (clock_now_ns() > end_ns)
@@ -279,12 +290,29 @@ static void the_coordinator_may_end_at_every_message(void **state)
     assert_int_equal(count_fds(), fds);
 }
 
+/* One after the other, while stages attach and requests come back. */
+static void a_coordinator_may_end_at_every_step_of_its_way_up(void **state)
+{
+    (void)state;
+    uint32_t fds = count_fds();
+    struct ground g;
+    open_ground(&g, 2);
+    for (int point = BED_ENGINE_SENDS; point <= BED_ENGINE_TELLS; point++)
+        for (int after = 0; after < 2; after++)
+            end_at_each(&g, &(struct cut){(enum bed_point)point, 0, after, 1}, 12);
+    print_message("coordinator on its way up: %u ends in %u runs\n", g.n_ends, g.n_runs);
+    assert_true(g.n_ends > 40);
+    close_ground(&g);
+    assert_int_equal(count_fds(), fds);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stage_may_end_at_every_step_of_its_way_up),
         cmocka_unit_test(a_stage_may_end_at_every_message_and_frame_while_requests_run),
         cmocka_unit_test(the_coordinator_may_end_at_every_message),
+        cmocka_unit_test(a_coordinator_may_end_at_every_step_of_its_way_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
