@@ -78,7 +78,9 @@ void engine__take_up(struct engine *e, struct request *r, int64_t now)
     }
     if (r->goes_first && !r->order)
         r->order = ++e->next_order;
-    LOG_INFO("req %s: attempt %u goes on after %u answer tokens", r->id, r->attempt, r->n_answer);
+    /* Others than those of a coordinator's start are lines that any client can write. */
+    LOG_AT(r->goes_first ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG, "req %s: attempt %u goes on after %u answer tokens", r->id, r->attempt,
+           r->n_answer);
 }
 
 /* The call was lost between the last text and DONE. Nothing but ids and limits says so: they were not said with the text. */
