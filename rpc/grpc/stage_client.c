@@ -122,10 +122,10 @@ static void on_message(struct rpc_call *c, grpc_byte_buffer *b)
     rpc_call_read(c);
 }
 
-/* An attempt that never stood and only found nobody there is not told: it says nothing new. */
+/* An attempt that never stood and only found nobody there, or was begun anew, is not told: it says nothing new. */
 static int worth_telling(int was_open, const struct error *why)
 {
-    return was_open || (why->status != STATUS_CLOSED && why->status != STATUS_TIMEOUT);
+    return was_open || (why->status != STATUS_CLOSED && why->status != STATUS_TIMEOUT && why->status != STATUS_CANCELLED);
 }
 
 static void on_closed(struct rpc_call *c, const struct error *e)

@@ -17,7 +17,7 @@
 
 const char *certificates_path(const struct certificates *c, const char *file)
 {
-    static char paths[8][192];
+    static char paths[8][sizeof c->dir + 260];
     static unsigned next;
     char *path = paths[next++ % 8];
     snprintf(path, sizeof paths[0], "%s/%s", c->dir, file);

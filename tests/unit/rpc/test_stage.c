@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "rpc/grpc/stage_api.h"
+#include "tests/lib/certificates.h"
 
 enum { N_OBJECTS = 8 };
 
@@ -154,7 +155,7 @@ static void start_server(const char *host_port)
     snprintf(t.address, sizeof t.address, "127.0.0.1:%d", rpc_server_port(t.server));
 }
 
-static void start(const char *client_secret)
+static void start_tls(const char *client_secret, struct rpc_tls *server_tls, struct rpc_tls *client_tls)
 {
     struct error err;
     memset(&t, 0, sizeof t);
@@ -164,15 +165,21 @@ static void start(const char *client_secret)
         result_create(256, &t.results[i]);
         plan_create(64, 256, 4096, &t.plans[i]);
     }
-    t.options = (struct rpc_options){.secret = "job", .max_message_bytes = 8 << 20, .heartbeat_ms = 300};
+    t.options = (struct rpc_options){.secret = "job", .max_message_bytes = 8 << 20, .heartbeat_ms = 300, .tls = server_tls};
     assert_int_equal(rpc_loop_create(&t.loop, &err), STATUS_OK);
     start_server("127.0.0.1:0");
     struct rpc_options o = t.options;
     o.secret = client_secret;
+    o.tls = client_tls;
     assert_int_equal(rpc_loop_create(&t.client_loop, &err), STATUS_OK);
     assert_int_equal(rpc_channel_create(t.client_loop, t.address, &o, &t.channel, &err), STATUS_OK);
     struct stage_client_events ev = {NULL, on_open, on_to, on_closed, plan_acquire};
     assert_int_equal(stage_client_create(t.channel, &ev, &t.client, &err), STATUS_OK);
+}
+
+static void start(const char *client_secret)
+{
+    start_tls(client_secret, NULL, NULL);
 }
 
 /* The headers go out before on_attach is called: either end may be first to know. */
@@ -508,9 +515,41 @@ static void stage_ping_pong_takes_microseconds(void **state)
     stop();
 }
 
+static void a_stage_that_waits_for_a_connection_takes_new_certificates(void **state)
+{
+    static const char here[] = "IP:127.0.0.1";
+    struct certificates certs;
+    struct error err;
+    (void)state;
+    certificates_open(&certs);
+    certificates_make(&certs, &(struct certificate_spec){.name = "ca"});
+    certificates_make(&certs, &(struct certificate_spec){.name = "other-ca"});
+    certificates_make(&certs, &(struct certificate_spec){.name = "node", .ca = "ca", .san = here});
+    certificates_make(&certs, &(struct certificate_spec){.name = "stage", .ca = "other-ca", .san = here});
+    certificates_replace(&certs, "stage-ca", "other-ca");
+    struct rpc_tls *server = certificates_tls(&certs, "node", "ca"), *client = certificates_tls(&certs, "stage", "stage-ca");
+    start_tls("job", server, client);
+    sleep_ms(300);
+    assert_int_equal(t.n_opened, 0);
+    certificates_replace(&certs, "stage-ca", "ca");
+    certificates_replace(&certs, "stage", "node");
+    assert_int_equal(rpc_tls_reload(client, &err), STATUS_OK);
+    stage_client_renew(t.client);
+    wait_open();
+    stage_client_renew(t.client); /* an open stream stays */
+    sleep_ms(200);
+    assert_int_equal(t.n_opened, 1);
+    assert_int_equal(t.n_closed, 0);
+    stop();
+    rpc_tls_close(server);
+    rpc_tls_close(client);
+    certificates_close(&certs);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_stage_that_waits_for_a_connection_takes_new_certificates),
         cmocka_unit_test(stage_plan_and_control_reach_the_stage),
         cmocka_unit_test(stage_hello_and_results_reach_the_coordinator),
         cmocka_unit_test(stage_without_the_secret_is_refused_by_name),
