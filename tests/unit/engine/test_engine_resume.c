@@ -294,6 +294,35 @@ static void answer_of_other_numerics_does_not_go_on(void **state)
     bed_close(t);
 }
 
+/* Nothing was lost in this process's life, but there was one before. */
+static void answers_whose_stages_never_come_end_after_the_recovery_timeout(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(1, "tick_us 100\n", FLAGS("--slots", "1", "--recovery-timeout-ms", "300"));
+    struct bed_request *first = plain(t, 30);
+    bed_submit(first);
+    bed_wait(first, WAIT_MS);
+    engine_bed_kill_stage(t->b, 0);
+    engine_bed_restart_engine(t->b);
+    struct bed_request *began = resume_of(t, first, 5, 1), *waited = resume_of(t, first, 0, 1);
+    waited->max_tokens = first->max_tokens;
+    int64_t start_ns = clock_now_ns();
+    bed_submit(began);
+    bed_wait(began, WAIT_MS);
+    assert_int_equal(began->end.status, STATUS_PIPELINE_LOST);
+    assert_in_range(clock_now_ns() - start_ns, 250 * NS_PER_MS, 2 * NS_PER_S);
+    bed_submit(waited);
+    bed_wait(waited, WAIT_MS);
+    assert_int_equal(waited->end.status, STATUS_PIPELINE);
+    engine_bed_start_stage(t->b, 0);
+    engine_bed_wait_ready(t->b);
+    struct bed_request *late = resume_of(t, first, 5, 2);
+    bed_submit(late);
+    bed_wait(late, WAIT_MS);
+    check_goes_on(first, late);
+    bed_close(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -306,6 +335,7 @@ int main(void)
         cmocka_unit_test(waiting_attempt_is_taken_over_too),
         cmocka_unit_test(resumed_ones_pass_the_cap_of_the_queue_and_others_do_not),
         cmocka_unit_test(answer_of_other_numerics_does_not_go_on),
+        cmocka_unit_test(answers_whose_stages_never_come_end_after_the_recovery_timeout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
