@@ -316,17 +316,54 @@ def fc_32_a_coordinator_that_drains_is_a_pause_where_another_comes():
             hand.end_all()
 
 
+@case("full", seconds=30)
+def fc_30_without_a_secret_what_was_said_ends_and_the_rest_begins_anew():
+    with Service(stages=1, slots=1, wait=False) as s:
+        s.job.terminate()
+        s.job.wait(10)
+        s.exit_code = 0
+        hand = ByHand(s, "--slots", "1", secret=False)
+        try:
+            talks = s.call(ids(20, 1), 3000, key="a")
+            talks.wait_tokens(20)
+            waits = s.call(ids(20, 2), 50, key="b")
+            s.wait_requests(queued=1)
+            hand.running.pop("coordinator").kill()
+            hand.start("coordinator")
+            talks.finish_up(5)
+            assert talks.error and talks.error["code"] == "coordinator_lost" and talks.error["retryable"], talks.describe()
+            assert reference(ids(20, 1), 3000).startswith(talks.text) and not talks.done
+            waits.finish_up(10).assert_reference(ids(20, 2), 50)
+        finally:
+            hand.end_all()
+
+
+@case("full", seconds=30)
+def fc_30_a_deadline_goes_on_while_the_coordinator_is_away():
+    with Service(stages=2, slots=4, flags=["--restart-delay-ms", "1000"]) as s:
+        began = time.monotonic()
+        running = s.call(ids(20, 1), 3000, key="a", deadline_ms=2500)
+        running.wait_tokens(20)
+        kill_coordinator(s)
+        running.finish_up(5)
+        assert running.error and not running.done and 2.4 <= running.ended - began <= 2.9 * SLACK, (running.ended - began, running.describe())
+        assert reference(ids(20, 1), 3000).startswith(running.text)
+        s.assert_quiet(ended=("coordinator",))
+
+
 class ByHand:
     """Coordinator, one fake stage and gateway without a launcher."""
-    def __init__(self, s, *flags):
-        grpc_at, common = f"127.0.0.1:{s.grpc_port}", ["--token-file", s.file("secret", "0123456789abcdef" * 2)]
+    def __init__(self, s, *flags, secret=True):
+        grpc_at, common = f"127.0.0.1:{s.grpc_port}", ["--token-file", s.file("secret", "0123456789abcdef" * 2)] if secret else []
         script = s.file("script", "tick_us 2000\n")
-        os.chmod(s.path("secret"), 0o600)
+        if secret:
+            os.chmod(s.path("secret"), 0o600)
         self.s, self.running = s, {}
         self.commands = {
             "coordinator": ["sluice-coordinator", "--model", s.model, "--grpc", grpc_at, "--slots", "4", *flags, *common],
             "stage": ["sluice-stage-fake", "--model", s.model, "--coordinator", grpc_at, "--stage", "0", "--script", script, *common],
-            "gateway": ["sluice-gateway", "--coordinator", grpc_at, "--http", f"127.0.0.1:{s.port}", *flags, *common]}
+            "gateway": ["sluice-gateway", "--coordinator", grpc_at, "--http", f"127.0.0.1:{s.port}",
+                        *(flags if "--drain-ms" in flags else ()), *common]}
         for what in self.commands:
             self.start(what)
         wait_for(s.ready, 10, "ready")
