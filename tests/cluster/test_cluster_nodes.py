@@ -4,9 +4,11 @@ import signal
 import sys
 import time
 
-from bed import Cluster, address  # first: it knows where the other modules are
+from bed import Cluster, Service, address, require  # first: it knows where the other modules are
+from runner import Skip
 from service import SLACK, Call, case, free_ports, ids, run, wait_for
 
+MODEL = os.environ.get("SLUICE_MODEL_SMOLLM2")
 NOTICED_S = 2
 RESUMED_S = 6
 
@@ -80,6 +82,38 @@ def cluster_a_spare_takes_the_place_of_a_lost_node_and_streams_go_on():
         print(f"      noticed after {noticed:.2f} s; ready {ready:.2f} s after the start of the spare, all streams go on after {resumed:.2f} s",
               flush=True)
         assert s.pid(2) in s.net.processes(3)
+        s.assert_quiet(restarts=1)
+    assert spare.wait(5) == 0, spare.returncode
+
+
+@case("nightly", seconds=240, real=True)
+def cluster_a_spare_goes_on_with_the_real_model_where_the_lost_node_stopped():
+    """What the lost stage had in its KV is read again by the spare alone; what is said is what one stage says alone."""
+    if not MODEL:
+        raise Skip("SLUICE_MODEL_SMOLLM2 names no model")
+    require()
+    prompts = [f"Here is a long story about {what}, told slowly." for what in ("a bridge", "the sea", "three brothers", "a clock")]
+    flags = ["--context", "1024", "--threads", "1"]
+
+    def ask(s, prompt):
+        return s.call(prompt, 200, key=prompt, ignore_eos=True)
+
+    with Service(stages=1, slots=4, model=MODEL, flags=flags) as s:
+        alone = [c.finish_up(60).text for c in [ask(s, p) for p in prompts]]
+    with Cluster(model=MODEL, spares=1, detach=True, flags=flags) as s:
+        calls = [ask(s, p) for p in prompts]
+        for c in calls:
+            c.wait_tokens(20)
+        s.lose(1)
+        lost = time.monotonic()
+        spare = s.join(3)
+        for c, text in zip(calls, alone):
+            c.finish_up(60)
+            assert c.status == 200 and c.text == text and c.finish == "length" and not c.broken, c.describe()
+        m = s.metrics()
+        print(f"      streams paused for {max(c.max_gap(after=lost - 0.5) for c in calls):.2f} s, {m['sluice_replayed_tokens_total']:.0f} positions "
+              "were read again", flush=True)
+        assert s.pid(1) in s.net.processes(3)
         s.assert_quiet(restarts=1)
     assert spare.wait(5) == 0, spare.returncode
 
