@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-enum { RECORD_BODY = KEEPER_USER, RECORD_REQUEST, RECORD_MODEL, RECORD_ACCEPTED, RECORD_FIRST, RECORD_IDS, RECORD_TEXT };
+enum { RECORD_BODY = KEEPER_USER, RECORD_REQUEST, RECORD_MODEL, RECORD_ACCEPTED, RECORD_FIRST, RECORD_TEXT };
 
 void kept_write_request(struct keeper *k, const struct kept_request *r, const void *body, size_t body_len)
 {
@@ -28,8 +28,7 @@ void kept_write_first(struct keeper *k, const struct kept_first *f)
 
 void kept_write_text(struct keeper *k, const uint32_t *ids, size_t n_ids, const struct bytes *text)
 {
-    if (n_ids)
-        keeper_record(k, RECORD_IDS, ids, n_ids * sizeof *ids);
+    keeper_append(k, ids, n_ids * sizeof *ids);
     if (text && text->len)
         keeper_record(k, RECORD_TEXT, text->data, text->len);
 }
@@ -98,9 +97,6 @@ static int take_record(const struct keeper_record *r, struct completion_kept *ou
         return take_accepted(r, out);
     case RECORD_FIRST:
         return take_fixed(r, &out->first, sizeof out->first);
-    case RECORD_IDS:
-        buf_append(&out->ids, r->data, r->len);
-        return r->len % sizeof(uint32_t) == 0;
     case RECORD_TEXT:
         buf_append(&out->text, r->data, r->len);
         return 1;
@@ -120,6 +116,8 @@ enum status completion_kept_read(const struct kept *k, struct completion_kept *o
     while (sane && keeper_next(k, &at, &r))
         sane = take_record(&r, out);
     enum status s = STATUS_OK;
+    keeper_appended(k, &out->ids);
+    sane = sane && out->ids.len % sizeof(uint32_t) == 0;
     if (out->ids.failed || out->text.failed)
         s = error_set(err, STATUS_OUT_OF_MEMORY, "no memory for an answer that was begun");
     else if (!sane || !out->request.id[0] || !out->body.data)

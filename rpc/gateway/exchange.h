@@ -33,7 +33,7 @@
 #include "common/base/list.h"
 #include "rpc/gateway/auth.h"
 
-enum { EXCHANGE_OUT_HIGH = 128 << 10, EXCHANGE_OUT_LOW = 32 << 10, EXCHANGE_OUT_MAX = 8 << 20 };
+enum { EXCHANGE_OUT_HIGH = 64 << 10, EXCHANGE_OUT_LOW = 16 << 10, EXCHANGE_OUT_MAX = 8 << 20 };
 /* Socket buffer of a stream: a client that does not read is noticed by what it does not acknowledge, so the kernel must not
  * take megabytes on its behalf. */
 enum { EXCHANGE_SNDBUF = 64 << 10 };

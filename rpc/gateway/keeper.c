@@ -22,8 +22,13 @@ enum {
     FIRST_RECORDS_BYTES = 64 << 10, /* untouched pages cost nothing */
     RECORD_ALIGN = 8,
     LAST_FRAME_BYTES = 5, /* "0\r\n\r\n" */
+    APPEND_BYTES = 2040, /* a record of the appended sequence; with its head half a page */
 };
 static const char magic[8] = "SLUICEKJ";
+
+struct record_head {
+    uint32_t kind, len;
+};
 
 /* Page 0 of the file. */
 struct head {
@@ -33,16 +38,15 @@ struct head {
     struct keeper_state states[2];
 };
 _Static_assert(sizeof(struct head) <= KEEPER_PAGE, "the head has one page");
-
-struct record_head {
-    uint32_t kind, len;
-};
+_Static_assert((sizeof(struct record_head) + APPEND_BYTES) % RECORD_ALIGN == 0, "what is appended ends where its record does");
 
 struct keeper {
     int fd, failed;
     char *map;
     size_t size;
     uint64_t at;               /* records written, published or not */
+    uint64_t append_at;        /* place in the records for what is appended next, */
+    size_t append_left;        /* and how much of it there is */
     struct keeper_state state; /* the next one */
 };
 
@@ -99,6 +103,21 @@ enum status keeper_create(uint64_t wire_begin, struct keeper **out)
     return STATUS_OK;
 }
 
+/* Every record of the sequence is full but the last. */
+static void find_append(struct keeper *k, const struct kept *kept)
+{
+    struct keeper_record r;
+    uint64_t at = 0, left = kept->state.appended;
+    while (keeper_next(kept, &at, &r)) {
+        if (r.kind != KEEPER_APPENDED)
+            continue;
+        uint64_t used = left < r.len ? left : r.len;
+        k->append_at = (uint64_t)(r.data - kept->records) + used;
+        k->append_left = (size_t)(r.len - used);
+        left -= used;
+    }
+}
+
 enum status keeper_open(int fd, struct keeper **out, struct error *err)
 {
     struct stat st;
@@ -122,6 +141,7 @@ enum status keeper_open(int fd, struct keeper **out, struct error *err)
     }
     k->state = kept.state;
     k->at = kept.state.records_bytes;
+    find_append(k, &kept);
     *out = k;
     return STATUS_OK;
 }
@@ -187,6 +207,27 @@ void keeper_record(struct keeper *k, uint32_t kind, const void *data, size_t len
 {
     const struct keeper_part part = {data, len};
     keeper_record_parts(k, kind, &part, 1);
+}
+
+void keeper_append(struct keeper *k, const void *data, size_t len)
+{
+    static const char zeros[APPEND_BYTES];
+    const char *from = data;
+    while (len && !k->failed) {
+        if (!k->append_left) {
+            keeper_record(k, KEEPER_APPENDED, zeros, sizeof zeros);
+            k->append_at = k->at - sizeof zeros;
+            k->append_left = sizeof zeros;
+            continue;
+        }
+        size_t n = len < k->append_left ? len : k->append_left;
+        memcpy(k->map + RECORDS_AT + k->append_at, from, n);
+        k->append_at += n;
+        k->append_left -= n;
+        k->state.appended += n;
+        from += n;
+        len -= n;
+    }
 }
 
 void keeper_content(struct keeper *k, const void *data, size_t len)
@@ -293,7 +334,7 @@ int keeper_next(const struct kept *k, uint64_t *at, struct keeper_record *out)
 
 static int records_are_sane(const struct kept *k)
 {
-    uint64_t at = 0, end = k->state.records_bytes;
+    uint64_t at = 0, end = k->state.records_bytes, n_appended = 0;
     struct record_head h;
     while (at < end) {
         if (end - at < sizeof h)
@@ -302,9 +343,10 @@ static int records_are_sane(const struct kept *k)
         uint64_t padded = (sizeof h + (uint64_t)h.len + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
         if (padded > end - at || h.kind == 0 || h.kind >= KEEPER_KINDS)
             return 0;
+        n_appended += h.kind == KEEPER_APPENDED ? h.len : 0;
         at += padded;
     }
-    return 1;
+    return k->state.appended <= n_appended;
 }
 
 enum status keeper_read(const void *image, size_t len, struct kept *out, struct error *err)
@@ -333,6 +375,20 @@ int keeper_find(const struct kept *k, uint32_t kind, struct keeper_record *out)
             found = 1;
         }
     return found;
+}
+
+enum status keeper_appended(const struct kept *k, struct buf *out)
+{
+    struct keeper_record r;
+    uint64_t at = 0, left = k->state.appended;
+    while (left && keeper_next(k, &at, &r)) {
+        if (r.kind != KEEPER_APPENDED)
+            continue;
+        size_t n = left < r.len ? (size_t)left : r.len;
+        TRY(buf_append(out, r.data, n));
+        left -= n;
+    }
+    return STATUS_OK;
 }
 
 enum status keeper_copy(const struct kept *k, uint64_t from, uint64_t to, struct buf *out)

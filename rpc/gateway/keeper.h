@@ -28,7 +28,7 @@
 
 enum {
     KEEPER_PAGE = 4096,
-    KEEPER_RING_BYTES = 256 << 10,
+    KEEPER_RING_BYTES = 128 << 10, /* twice what a stream's output holds before its maker is stopped */
     KEEPER_FRAME_MAX = 16 << 10, /* content of one frame */
     KEEPER_FILE_BYTES = 192 << 20,
     KEEPER_FRAME_EXTRA = 16, /* size line and line ends around a frame's content */
@@ -54,10 +54,11 @@ struct keeper_state {
     uint32_t attempt;       /* of the request at the coordinator: the highest that was used */
     uint32_t user_flags;    /* the writer's */
     uint32_t zero;
+    uint64_t appended;      /* bytes of the KEEPER_APPENDED records that count */
 };
 
 /* Kinds of records; those from KEEPER_USER on belong to whoever writes the answer. */
-enum { KEEPER_HEAD = 1, KEEPER_REPLY = 2, KEEPER_USER = 16, KEEPER_KINDS = 32 };
+enum { KEEPER_HEAD = 1, KEEPER_REPLY = 2, KEEPER_APPENDED = 3, KEEPER_USER = 16, KEEPER_KINDS = 32 };
 
 struct keeper_record {
     uint32_t kind, len;
@@ -94,6 +95,8 @@ struct keeper_part {
     size_t len;
 };
 void keeper_record_parts(struct keeper *k, uint32_t kind, const struct keeper_part *parts, size_t n);
+/* A sequence of bytes of its own that grows by a few at a time, without a record for each. */
+void keeper_append(struct keeper *k, const void *data, size_t len);
 /* More content of a stream. */
 void keeper_content(struct keeper *k, const void *data, size_t len);
 void keeper_publish(struct keeper *k);
@@ -109,6 +112,8 @@ enum status keeper_read(const void *image, size_t len, struct kept *out, struct 
 int keeper_next(const struct kept *k, uint64_t *at, struct keeper_record *out);
 /* The last record of a kind; 0: none. */
 int keeper_find(const struct kept *k, uint32_t kind, struct keeper_record *out);
+/* Appends the sequence of keeper_append. */
+enum status keeper_appended(const struct kept *k, struct buf *out);
 /* Appends content [from, to) of the ring. */
 enum status keeper_copy(const struct kept *k, uint64_t from, uint64_t to, struct buf *out);
 
