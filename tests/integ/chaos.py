@@ -282,7 +282,7 @@ class Chaos:
 
     def report(self):
         self.say(f"      {'':18} {'pauses':>6} {'p50':>6} {'p90':>6} {'max':>6}    beyond its own time: p50, p90, max")
-        for kind in sorted(self.pauses):
+        for kind in sorted(k for k, found in self.pauses.items() if found):
             pauses, beyond = [p for p, _ in self.pauses[kind]], [max(0.0, p - d) for p, d in self.pauses[kind]]
             at = [len(pauses) // 2, len(pauses) * 9 // 10, len(pauses) - 1]
             p, b = ([sorted(x)[i] for i in at] for x in (pauses, beyond))
