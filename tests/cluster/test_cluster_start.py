@@ -2,11 +2,14 @@
 import os
 import statistics
 import sys
+import time
 
 import bed  # first: it knows where the other modules are
 from bed import Cluster
+from certificates import Certificates
 from runner import Skip
-from service import SLACK, TENTH, case, ids, run
+from service import SLACK, TENTH, case, ids, run, wait_for
+from test_fc_tls import SecureService
 
 MODEL = os.environ.get("SLUICE_MODEL_SMOLLM2")
 N_STREAMS = 4
@@ -61,6 +64,29 @@ def cluster_a_network_that_jitters_and_loses_frames_slows_but_breaks_nothing():
         assert dropped > forwarded / 1000, (forwarded, dropped)
         s.net.tell("loss 0")
         s.assert_quiet()
+
+
+class SecureCluster(SecureService, Cluster):
+    """Every process shows the others a certificate."""
+
+
+@case("full", seconds=60, gaps=True)
+def cluster_with_certificates_three_nodes_serve_and_survive_a_cut():
+    """gRPC with mutual TLS and encrypted links between nodes; the certificate names every node's address."""
+    with Certificates() as certs:
+        certs.issue("node", ",".join(["IP:127.0.0.1", "DNS:localhost", *(f"IP:{bed.address(i)}" for i in range(3))]))
+        with SecureCluster(certs, flags=["--heartbeat-ms", "300"]) as s:
+            calls = [(s.call(p := ids(200, 1 + i), 150, key=f"k{i}"), p) for i in range(N_STREAMS)]
+            for c, _ in calls:
+                c.wait_tokens(5)
+            s.net.tell("cut 1 2")
+            wait_for(lambda: not s.ready(), 2, "not ready")
+            s.net.tell("heal 1 2")
+            healed = time.monotonic()
+            for c, p in calls:
+                c.finish_up(30).assert_reference(p, 150)
+            print(f"      {figures(s, [c for c, _ in calls])}; all had ended {time.monotonic() - healed:.1f} s after the heal", flush=True)
+            s.assert_quiet()
 
 
 def texts(s, prompts, n):
