@@ -20,7 +20,7 @@ struct held {
 struct holder {
     int own, gateway; /* the ends of the pair; both stay open, so that nothing is lost between two gateways */
     int listener;     /* or -1 */
-    uint32_t n_held;
+    uint32_t n_held, n_descriptors, most_descriptors; /* the launcher must never lack one to start a process with */
     int giving;             /* a TAKE is being answered: */
     uint64_t taker;         /* whose */
     uint32_t next;          /* the next to give */
@@ -28,15 +28,21 @@ struct holder {
     struct held held[HOLD_MAX];
 };
 
-/* At most two descriptors for each; the usual soft limit of 1,024 is for programs that use select(). */
-static void raise_descriptor_limit(void)
+/* At most two descriptors for each; the usual soft limit of 1,024 is for programs that use select(). Returns how many there may be. */
+static uint32_t raise_descriptor_limit(void)
 {
     struct rlimit r;
-    rlim_t want = 2 * HOLD_MAX + SPARE_DESCRIPTORS;
-    if (getrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur >= want)
-        return;
-    r.rlim_cur = r.rlim_max < want ? r.rlim_max : want;
-    setrlimit(RLIMIT_NOFILE, &r);
+    const rlim_t want = 2 * HOLD_MAX + SPARE_DESCRIPTORS;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0)
+        return 0;
+    if (r.rlim_cur < want) {
+        rlim_t before = r.rlim_cur;
+        r.rlim_cur = r.rlim_max < want ? r.rlim_max : want;
+        if (setrlimit(RLIMIT_NOFILE, &r) != 0)
+            r.rlim_cur = before;
+    }
+    rlim_t usable = r.rlim_cur < want ? r.rlim_cur : want;
+    return usable > SPARE_DESCRIPTORS ? (uint32_t)usable - SPARE_DESCRIPTORS : 0;
 }
 
 enum status holder_create(struct holder **out, struct error *err)
@@ -49,7 +55,7 @@ enum status holder_create(struct holder **out, struct error *err)
         free(h);
         return error_set(err, STATUS_IO, "no sockets for the holder of connections: %s", strerror(errno));
     }
-    raise_descriptor_limit();
+    h->most_descriptors = raise_descriptor_limit();
     h->own = pair[0];
     h->gateway = pair[1];
     h->listener = -1;
@@ -57,7 +63,12 @@ enum status holder_create(struct holder **out, struct error *err)
     return STATUS_OK;
 }
 
-static void let_go(struct held *e)
+static uint32_t descriptors_of(const struct held *e)
+{
+    return e->journal >= 0 ? 2 : 1;
+}
+
+static void let_go(const struct held *e)
 {
     close(e->socket);
     if (e->journal >= 0)
@@ -68,6 +79,7 @@ void holder_clear(struct holder *h)
 {
     while (h->n_held)
         let_go(&h->held[--h->n_held]);
+    h->n_descriptors = 0;
     if (h->listener >= 0)
         close(h->listener);
     h->listener = -1;
@@ -86,6 +98,7 @@ static void drop(struct holder *h, uint64_t id)
 {
     for (uint32_t i = 0; i < h->n_held; i++)
         if (h->held[i].id == id) {
+            h->n_descriptors -= descriptors_of(&h->held[i]);
             let_go(&h->held[i]);
             h->held[i] = h->held[--h->n_held];
             return;
@@ -96,10 +109,12 @@ static void keep(struct holder *h, const struct hold_message *m, const int *fds)
 {
     struct held e = {m->id, m->value, fds[0], m->verb == HOLD_KEEP ? fds[1] : -1};
     drop(h, m->id);
-    if (h->n_held < HOLD_MAX)
-        h->held[h->n_held++] = e;
-    else
+    if (h->n_held == HOLD_MAX || h->n_descriptors + descriptors_of(&e) > h->most_descriptors) {
         let_go(&e);
+        return;
+    }
+    h->held[h->n_held++] = e;
+    h->n_descriptors += descriptors_of(&e);
 }
 
 static void keep_listener(struct holder *h, int fd)

@@ -6,6 +6,7 @@
  * Ownership  holder_create/holder_destroy. holder_gateway_fd is the gateway's end, to be inherited by each gateway in turn; it stays the holder's.
  * Threading  One thread; never waits. holder_fd fits a poll loop, with the events of holder_events.
  * Invariants At most HOLD_MAX ids and one listener are held; a further one is closed here, which the gateway does not feel.
+ *            So is one that would leave the launcher fewer than 256 descriptors.
  * Errors     STATUS_IO at creation; later messages that make no sense are ignored.
  */
 #ifndef SLUICE_DEPLOY_HOLDER_H

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/base/hold.h"
@@ -187,6 +188,31 @@ static void more_than_it_holds_is_let_go(void **state)
     }
 }
 
+static void the_launcher_keeps_descriptors_for_itself(void **state)
+{
+    struct error err;
+    struct holder *h;
+    struct rlimit low;
+    enum { MANY = 60 };
+    int readers[MANY];
+    (void)state;
+    low = (struct rlimit){256 + 2 * 20 + 1, 256 + 2 * 20 + 1}; /* as a process whose hard limit is that */
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (setrlimit(RLIMIT_NOFILE, &low) != 0 || holder_create(&h, &err) != STATUS_OK)
+            _exit(1);
+        for (int i = 0; i < MANY; i++) {
+            readers[i] = keep(h, (uint64_t)i);
+            holder_serve(h);
+        }
+        _exit(holder_held(h) == 20 && is_open(readers[19]) && !is_open(readers[20]) ? 0 : 2);
+    }
+    int how = 0;
+    waitpid(pid, &how, 0);
+    assert_true(WIFEXITED(how));
+    assert_int_equal(WEXITSTATUS(how), 0);
+}
+
 static void what_makes_no_sense_is_ignored(void **state)
 {
     struct error err;
@@ -219,6 +245,7 @@ int main(void)
         cmocka_unit_test(everything_held_is_given_to_whoever_takes_and_stays_held),
         cmocka_unit_test(a_connection_that_waits_is_held_with_its_last_value),
         cmocka_unit_test(more_than_it_holds_is_let_go),
+        cmocka_unit_test(the_launcher_keeps_descriptors_for_itself),
         cmocka_unit_test(what_makes_no_sense_is_ignored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
