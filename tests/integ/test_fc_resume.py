@@ -59,19 +59,19 @@ def fc_30_one_long_answer_outlives_five_coordinators():
     with Service(stages=2, slots=4, flags=["--restarts", "100", "--restart-delay-ms", "20"], costs=(2000, 50, 50)) as s:
         p = ids(30, 1)
         started = time.monotonic()
-        stream = s.call(p, 1200, key="a", usage=True, return_token_ids=True)
-        whole = s.call(p, 1000, key="b", stream=False)
-        free = s.call(p, 1000, key="c", temperature=1, return_token_ids=True)
+        stream = s.call(p, 750, key="a", usage=True, return_token_ids=True)
+        whole = s.call(p, 650, key="b", stream=False)
+        free = s.call(p, 650, key="c", temperature=1, return_token_ids=True)
         pauses = []
         for i in range(5):
-            stream.wait_tokens(150 * (i + 1), 20)
+            stream.wait_tokens(100 * (i + 1), 20)
             killed = kill_coordinator(s)
             stream.wait_tokens(len(stream.text) + 1, 10)
             pauses.append(longest_pause(stream, killed))
-        stream.finish_up(40).assert_reference(p, 1200)
-        whole.finish_up(40).assert_reference(p, 1000)
+        stream.finish_up(40).assert_reference(p, 750)
+        whole.finish_up(40).assert_reference(p, 650)
         free.finish_up(40)
-        assert free.finish == "length" and len(free.text) == 1000, free.describe()
+        assert free.finish == "length" and len(free.text) == 650, free.describe()
         for c in (stream, free):
             said = [i for _, e in c.events if isinstance(e, dict) for x in e.get("choices", []) for i in x.get("token_ids") or []]
             assert said == [FIRST_BYTE + b for b in c.text.encode()], c.describe()
@@ -108,7 +108,7 @@ def fc_30_held_back_text_and_stop_strings_survive():
 @case("full", seconds=30)
 def fc_30_health_follows_the_coordinator_within_a_second():
     with Service(stages=2, slots=2) as s:
-        stream = s.call(p := ids(20, 1), 700)
+        stream = s.call(p := ids(20, 1), 300)
         stream.wait_tokens(20)
         pid = s.pid("coordinator")
         for sig, again in ((signal.SIGSTOP, signal.SIGCONT), (signal.SIGKILL, None)):
@@ -120,7 +120,7 @@ def fc_30_health_follows_the_coordinator_within_a_second():
             if again:
                 os.kill(pid, again)
             wait_for(lambda: s.get("/ready")[0] == 200, 10, "ready again")
-        stream.finish_up(20).assert_reference(p, 700)
+        stream.finish_up(20).assert_reference(p, 300)
         s.assert_quiet(ended=("coordinator",))
 
 
@@ -243,15 +243,15 @@ def fc_30_two_gateways_resume_beside_each_other():
 def fc_30_a_stopped_gateway_takes_its_answers_over_when_it_wakes():
     """Longer than keepalives take: the coordinator gives its calls up, or still holds them; either way nothing is lost."""
     with Service(stages=2, slots=4, flags=["--heartbeat-ms", "100"], costs=(2000, 50, 50)) as s:
-        calls = [s.call(ids(20, i), 800, key=f"k{i}") for i in range(3)]
+        calls = [s.call(ids(20, i), 450, key=f"k{i}") for i in range(3)]
         for c in calls:
-            c.wait_tokens(50)
+            c.wait_tokens(20)
         pid = s.pid("gateway")
         launcher = launcher_of(pid)
         with stopped(launcher, pid):
             time.sleep(1.5)
         for i, c in enumerate(calls):
-            c.finish_up(20).assert_reference(ids(20, i), 800)
+            c.finish_up(20).assert_reference(ids(20, i), 450)
         s.assert_quiet()
 
 
@@ -278,11 +278,11 @@ def fc_30_the_template_child_may_die_at_any_time():
 @case("full", seconds=30)
 def fc_32_a_coordinator_that_makes_room_is_a_pause():
     with Service(stages=2, slots=4, costs=(2000, 50, 50)) as s:
-        calls = [s.call(ids(20, i), 700, key=f"k{i}", stream=i != 1) for i in range(3)]
+        calls = [s.call(ids(20, i), 350, key=f"k{i}", stream=i != 1) for i in range(3)]
         calls[0].wait_tokens(50)
         s.kill("coordinator", signal.SIGUSR1)
         for i, c in enumerate(calls):
-            c.finish_up(20).assert_reference(ids(20, i), 700)
+            c.finish_up(20).assert_reference(ids(20, i), 350)
         s.assert_quiet(ended=("coordinator",))
 
 
