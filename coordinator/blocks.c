@@ -440,6 +440,23 @@ const uint32_t *blocks_table(const struct blocks *b, struct slot_ref ref, uint32
     return t ? entries_of(b, ref.slot) : NULL;
 }
 
+void blocks_forget(struct blocks *b, struct slot_ref ref)
+{
+    struct table *t = find(b, ref);
+    while (t && t->n_entered > 0) { /* from the tail on: nobody's beginning leaves before it */
+        uint32_t i = entries_of(b, ref.slot)[t->n_entered - 1];
+        struct block *k = &b->block[i];
+        if (k->n_holders > 1 || prefix_map_block(b->map, k->entry) != i || b->twins[k->entry] != NO_BLOCK)
+            break;
+        prefix_map_remove(b->map, k->entry);
+        k->entry = NO_ENTRY;
+        set_hollow(b, i, 0);
+        t->n_entered--;
+        t->n_full = t->n_full < t->n_entered ? t->n_full : t->n_entered;
+    }
+    ASSERT(blocks__check_small(b));
+}
+
 /* From the tail on: what is released first is evicted first. */
 enum status blocks_close(struct blocks *b, struct slot_ref ref, uint64_t tick)
 {

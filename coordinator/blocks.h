@@ -103,6 +103,9 @@ enum status blocks_grow(struct blocks *b, struct slot_ref ref, uint32_t n_positi
 void blocks_commit(struct blocks *b, struct slot_ref ref, const struct block_chain *c);
 /* NULL and *n = 0 when ref's use has ended. */
 const uint32_t *blocks_table(const struct blocks *b, struct slot_ref ref, uint32_t *n);
+/* What an open sequence entered leaves the map, as far as nobody else holds it: its chain's salt is its own, and it will not
+ * come back. Before its close. */
+void blocks_forget(struct blocks *b, struct slot_ref ref);
 /* The sequence ends. Blocks that nobody else holds drain until `tick` (the newest tick that was sent; 0: none) is retired;
  * its promise is given back at once. tick never falls from one close to the next within an epoch. */
 enum status blocks_close(struct blocks *b, struct slot_ref ref, uint64_t tick);

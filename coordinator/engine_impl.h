@@ -129,6 +129,7 @@ struct engine {
     struct error lost_why;         /* then */
     int epoch_retired;             /* a tick of this epoch has retired */
     int barren;                    /* the last epoch ended before one did: the next is believed when it retires one */
+    uint64_t bounded_tick;         /* of this epoch: the newest with runs that end below the last stage */
     int lost_stage;                /* hollow blocks: the highest stage that lost their content */
     int64_t last_turn_ns, patient_ns; /* after a stop of this process: clients' reading is not judged before */
     int64_t created_ns, next_periodic_ns, published_ns;

@@ -23,18 +23,17 @@ static uint64_t item_at(const void *ctx, uint32_t position)
     return engine__id_at(ctx, position);
 }
 
-/* A tenant's blocks are found by its requests alone, and by none that another numerics profile computed. */
+/* A tenant's blocks are found by its requests alone, and by none that another numerics profile computed. What is to use no cache
+ * is found by itself alone, when it comes back; it has an order from its first start on. */
 static struct block_chain chain_of(const struct engine *e, const struct request *r, uint32_t n_positions)
 {
-    return (struct block_chain){
-        .salt = rand_mix(r->item.client ^ e->profile_salt), .item = item_at, .ctx = r, .n = n_positions};
+    uint64_t whose = r->no_cache ? rand_mix(e->hash_key[1] ^ r->order) : r->item.client;
+    return (struct block_chain){.salt = rand_mix(whose ^ e->profile_salt), .item = item_at, .ctx = r, .n = n_positions};
 }
 
 void engine__committed(struct engine *e, struct request *r, uint32_t n_positions)
 {
     ASSERT(n_positions <= engine__input(r)); /* of surplus rows at most one is in flight: the last id's own */
-    if (r->no_cache)
-        return;
     struct block_chain chain = chain_of(e, r, n_positions);
     blocks_commit(e->blocks, r->ref, &chain);
 }
@@ -80,7 +79,7 @@ int engine__has_room(const struct engine *e, const struct request *r)
     uint32_t n = reservation(e, r);
     if (e->n_preempted && blocks_available(e->blocks) < n + demand(e))
         return 0;
-    return blocks_can_open(e->blocks, r->no_cache ? NULL : &chain, n);
+    return blocks_can_open(e->blocks, &chain, n);
 }
 
 /* The slot is r->ref; engine__has_room was true. Returns the positions that the cache has. */
@@ -89,7 +88,7 @@ uint32_t engine__take_room(struct engine *e, struct request *r)
     struct block_chain chain = chain_of(e, r, engine__input(r));
     uint32_t n_cached;
     r->n_reserved = reservation(e, r);
-    CHECK(blocks_open(e->blocks, r->ref, r->no_cache ? NULL : &chain, r->n_reserved, &n_cached) == STATUS_OK);
+    CHECK(blocks_open(e->blocks, r->ref, &chain, r->n_reserved, &n_cached) == STATUS_OK);
     r->hollow_end = (n_cached + blocks_hollow(e->blocks, r->ref)) * (uint32_t)e->o.config->kv_block;
     return n_cached * (uint32_t)e->o.config->kv_block;
 }

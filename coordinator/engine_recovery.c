@@ -163,6 +163,7 @@ static void epoch_ready(struct engine *e, const struct pipeline_event *ev, int64
         sched_set_stage(e->sched, i, &stage_table_at(stages, i)->loaded);
     judge_in_flight(e, ev);
     e->epoch_retired = 0;
+    e->bounded_tick = 0;
     if (!e->barren || e->n_queued + e->n_parked == 0)
         e->lost_ns = 0;
     const struct blocks_count n = blocks_counts(e->blocks);

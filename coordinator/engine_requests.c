@@ -114,6 +114,8 @@ void engine__end(struct engine *e, struct request *r, enum request_state state, 
     if (r->state == REQUEST_QUEUED || r->state == REQUEST_PARKED) {
         admission_remove(e->admission, &r->item);
     } else if (r->state == REQUEST_READING || r->state == REQUEST_DECODING) {
+        if (r->no_cache)
+            blocks_forget(e->blocks, r->ref);
         leave_slot(e, r);
         admission_finish(e->admission, &r->item);
     } else {

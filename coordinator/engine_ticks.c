@@ -34,10 +34,13 @@ static void add_ops(struct engine *e, struct request *r, const struct sched_run 
 
 /* What the upper stages still hold, only the lower ones compute again. A piece that goes on beyond it is computed by all: the
  * others write what is there already. */
-static uint32_t last_stage(const struct engine *e, const struct request *r, const struct sched_run *run)
+static uint32_t last_stage(struct engine *e, const struct request *r, const struct sched_run *run)
 {
     int again = run->source == SOURCE_IDS && run->sample == SAMPLE_NONE && run->kv_index + run->n <= r->hollow_end;
-    return again ? (uint32_t)e->lost_stage : e->n_stages - 1;
+    if (!again)
+        return e->n_stages - 1;
+    e->bounded_tick = e->plan->tick;
+    return (uint32_t)e->lost_stage;
 }
 
 static void add_run(struct engine *e, struct request *r, const struct sched_run *run)
@@ -195,5 +198,6 @@ void engine__timing(struct engine *e, const struct stage_timing *t)
     m->hop_bytes += t->sent_bytes;
     histogram_add(&m->tick_seconds, t->compute_us / 1e6, 1);
     histogram_add(&m->hop_seconds, t->send_us / 1e6, 1);
-    sched_timing(e->sched, t->stage, t->tick, (double)t->compute_us + t->send_us);
+    if (t->tick > e->bounded_tick || (int)t->stage <= e->lost_stage) /* else it had fewer rows than were planned */
+        sched_timing(e->sched, t->stage, t->tick, (double)t->compute_us + t->send_us);
 }

@@ -496,6 +496,32 @@ static void a_window_group_shares_whole_chains_and_a_state_group_has_no_blocks(v
     assert_int_equal(blocks_create(&o, &b), STATUS_UNSUPPORTED);
 }
 
+/* Open again it is found; ended, it leaves nothing, but for what others hold too. */
+static void what_is_forgotten_leaves_the_map_as_far_as_nobody_else_holds_it(void **state)
+{
+    (void)state;
+    const struct text a = {.same = 1000};
+    struct blocks *b = create(20, 2, 160, B);
+    struct slot_ref first = {0, 1}, second = {1, 2};
+    read_text(b, first, &a, 4 * B);
+    const struct block_chain two = chain(&a, 2 * B + 1);
+    assert_int_equal(blocks_open(b, second, &two, 3, &n_cached), STATUS_OK);
+    assert_int_equal(n_cached, 2);
+    blocks_forget(b, first);
+    assert_int_equal(blocks_match(b, &(struct block_chain){two.salt, two.item, two.ctx, 100}), 2);
+    check(b, 0);
+    assert_int_equal(blocks_close(b, first, 5), STATUS_OK);
+    assert_int_equal(blocks_counts(b).draining, 2);
+    blocks_retire(b, 5);
+    assert_int_equal(blocks_counts(b).free, 18);
+    blocks_forget(b, second);
+    assert_int_equal(blocks_close(b, second, 5), STATUS_OK);
+    assert_int_equal(blocks_counts(b).free, 20);
+    blocks_forget(b, second); /* stale: nothing */
+    check(b, 1);
+    blocks_destroy(b);
+}
+
 /* 200 prompts that share 0 to 10 blocks, under a hash of 4 bits: never more is found than is the same. */
 static void colliding_hashes_never_find_more_than_the_common_blocks(void **state)
 {
@@ -541,6 +567,7 @@ int main(void)
         cmocka_unit_test(a_reservation_is_raised_whole_or_not_at_all),
         cmocka_unit_test(a_lower_tier_is_told_of_every_evicted_block_before_it_is_used_again),
         cmocka_unit_test(a_window_group_shares_whole_chains_and_a_state_group_has_no_blocks),
+        cmocka_unit_test(what_is_forgotten_leaves_the_map_as_far_as_nobody_else_holds_it),
         cmocka_unit_test(colliding_hashes_never_find_more_than_the_common_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -160,6 +160,10 @@ static void a_request_without_cache_neither_takes_nor_leaves(void **state)
     third->no_cache = 1;
     run(t, third);
     assert_int_equal(third->done.usage.cached_tokens, 0);
+    static struct service_status s;
+    sleep_ms(100); /* it is published after a while */
+    engine_status(engine_bed_engine(t->b), &s);
+    assert_int_equal(s.blocks_cached, 102 / 16); /* the second one's */
     bed_close(t);
 }
 
