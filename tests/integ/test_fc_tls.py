@@ -376,7 +376,7 @@ def bother(s, secure):
     """Opens three connections of each kind to every port while four streams run, and watches what becomes of both."""
     began = s.rss()
     say = strangers()  # made before: what this process computes is a gap in the streams that it reads
-    n = 1500
+    n = 1000
     calls = [(s.call(ids(20, i), n), ids(20, i)) for i in range(4)]
     for c, _ in calls:
         c.wait_tokens(5)
@@ -409,7 +409,7 @@ def bother(s, secure):
     s.assert_quiet()
 
 
-@case("full", seconds=60, gaps=True)
+@case("nightly", seconds=60, gaps=True)
 def fc_72_strangers_at_every_port_are_closed_and_disturb_nobody():
     with Service(stages=2, mpi=False, flags=["--link", "tcp"]) as s:
         bother(s, secure=False)
