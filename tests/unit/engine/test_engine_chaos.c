@@ -146,7 +146,7 @@ static void answers_go_on_whatever_happens_to_processes(void **state)
     int fd = mkstemp(script);
     assert_true(fd >= 0 && write(fd, lines, strlen(lines)) == (ssize_t)strlen(lines));
     close(fd);
-    ground_open(&c.g, N_STAGES, script, FLAGS("--slots", "4", "--context", "256", "--kv-blocks", "40"));
+    ground_open(&c.g, N_STAGES, script, FLAGS("--slots", "8", "--context", "256", "--kv-blocks", "80"));
     for (int i = 0; i < N_ANSWERS; i++)
         ask(&c, i);
     for (int event = 0; event < N_EVENTS; event++) {
