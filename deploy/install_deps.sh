@@ -5,7 +5,7 @@ set -euo pipefail
 build=(gcc g++ cmake ninja-build pkg-config git libgrpc-dev libprotobuf-c-dev protobuf-c-compiler libopenmpi-dev openmpi-bin
     libmicrohttpd-dev libgnutls28-dev libjansson-dev libpcre2-dev libhwloc-dev libssl-dev libcurl4-openssl-dev
     python3 python3-jinja2 python3-pip)
-test=(libcmocka-dev clang-14 libclang-rt-14-dev valgrind python3-venv python3-grpcio python3-protobuf procps iproute2 curl)
+test=(libcmocka-dev clang-14 libclang-rt-14-dev valgrind python3-venv python3-grpcio python3-protobuf procps iproute2 curl openssl)
 wanted=("${build[@]}")
 promtool=
 if [ "${1:-build}" = test ]; then
