@@ -674,6 +674,14 @@ uint32_t bed_n_ids(struct bed_request *r)
     return n;
 }
 
+int bed_is_accepted(struct bed_request *r)
+{
+    lock(r->bed);
+    int accepted = r->n_accepted > 0;
+    unlock(r->bed);
+    return accepted;
+}
+
 static void wait_until(struct bed_request *r, const uint32_t *count, int ms, const char *what)
 {
     struct timespec until;

@@ -112,6 +112,7 @@ void bed_submit(struct bed_request *r);
 void bed_cancel(struct bed_request *r); /* as a client that leaves */
 int bed_ended(struct bed_request *r);
 uint32_t bed_n_ids(struct bed_request *r);
+int bed_is_accepted(struct bed_request *r); /* its token is here */
 /* Waits for the end; fails the test after ms. */
 void bed_wait(struct bed_request *r, int ms);
 void bed_request_free(struct bed_request *r);

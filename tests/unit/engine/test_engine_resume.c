@@ -228,7 +228,7 @@ static void waiting_attempt_is_taken_over_too(void **state)
     bed_submit(runs);
     wait_text(runs, 2);
     bed_submit(waits);
-    for (int i = 0; i < 5000 && !waits->n_token; i++) /* the queue is full now */
+    for (int i = 0; i < 5000 && !bed_is_accepted(waits); i++) /* the queue is full now */
         sleep_ms(1);
     struct bed_request *later = resume_of(t, waits, 0, 1);
     bed_submit(later);
