@@ -13,6 +13,7 @@ from service import LIB, SLACK, TENTH, case, ids, run, wait_for
 
 try:
     import grpc
+    from middleman import Middleman, fields, kind_of, pack
 except ImportError:
     grpc = None
 
@@ -127,8 +128,8 @@ exec {BIN}/sluice-stage-fake "$@"
             p.wait()
         self.s.__exit__(*why)
 
-    def start(self, *flags, model=None, stage=1, token=None):
-        p = subprocess.Popen([os.path.join(BIN, "sluice-stage-fake"), "--coordinator", f"127.0.0.1:{self.s.grpc_port}", "--stage", str(stage),
+    def start(self, *flags, model=None, stage=1, token=None, port=None):
+        p = subprocess.Popen([os.path.join(BIN, "sluice-stage-fake"), "--coordinator", f"127.0.0.1:{port or self.s.grpc_port}", "--stage", str(stage),
                               "--token-file", token or self.token, "--link", "tcp", "--log", "info", "--model", model or self.s.model, *flags],
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.s.env)
         self.mine.append(p)
@@ -154,8 +155,20 @@ exec {BIN}/sluice-stage-fake "$@"
 EXIT_CONFIG, EXIT_MODEL = 2, 3
 
 
+def said_instead(number, wire, value):
+    """A field of HELLO has this value."""
+    def change(stream, side, data):
+        if kind_of(side, data) != "hello":
+            return [data]
+        (_, _, hello), = fields(data)
+        return [pack([(1, 2, pack([f for f in fields(hello) if f[0] != number] + [(number, wire, value)]))])]
+    return change
+
+
 @case("full", seconds=60)
 def fc_70_stages_that_do_not_match_are_refused_by_name_and_the_right_one_attaches():
+    if not grpc:
+        raise Skip("python has no grpc")
     with Stages() as b:
         s = b.s
         pids = [p for p, _ in s.processes()]
@@ -166,6 +179,12 @@ def fc_70_stages_that_do_not_match_are_refused_by_name_and_the_right_one_attache
         assert theirs != ours
         b.assert_refused("stage 2", "there are 2 stages", code=EXIT_CONFIG, stage=2)
         b.assert_refused("served by pid", str(s.pid(0)), code=EXIT_CONFIG, stage=0)
+        # Another build: its numerics and its protocol, as its HELLO would say.
+        with Middleman(f"127.0.0.1:{s.grpc_port}") as m:
+            m.change = said_instead(6, 2, b"other")
+            b.assert_refused("numerics profile 'other'", "stage 0 has 'fake'", code=EXIT_CONFIG, port=m.port)
+            m.change = said_instead(1, 0, 99)
+            b.assert_refused("wire version 99", "the coordinator speaks", code=EXIT_CONFIG, port=m.port)
         wrong = s.file("wrong", "00000000000000000000000000000000\n")
         os.chmod(wrong, 0o600)
         stranger = b.start(token=wrong)
