@@ -1,4 +1,4 @@
-#include "rpc/gateway/completion.h"
+#include "rpc/gateway/completion_impl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,11 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/trace.h"
 #include "rpc/gateway/completion_kept.h"
-#include "rpc/gateway/exchange.h"
-#include "rpc/gateway/gateway.h"
 #include "rpc/gateway/keeper.h"
-#include "rpc/gateway/model_names.h"
-#include "rpc/gateway/openai.h"
 #include "rpc/gateway/routes.h"
 
 #define LOG_MODULE "completion"
@@ -21,47 +17,10 @@
 enum {
     FIRST_COMMENT_MS = 5000, /* interface.md: headers go out with the first event or after 5 s */
     COMMENT_MS = 4500,       /* at least every 5 s, with room for a late tick */
-    RETRY_MS = 50,
-    BLIND_RETRY_MS = 1000,   /* while the backend hears nothing from the coordinator either */
-    NEW_WAIT_MS = 10000,     /* a request that no coordinator has accepted waits so long for one that was there, */
-    NEVER_WAIT_MS = 1500,    /* and so long for one that this process has never seen */
-    MAX_IN_VAIN = 10,        /* losses in a row without a token between them: it may be this request that ends coordinators */
     TEXT_MAX_BYTES = 256 << 20,
 };
 
-enum completion_state {
-    COMPLETION_WAITING, /* no call is open, before the answer or amid it; the tick submits at retry_ns */
-    COMPLETION_CALLING, /* a call is open, no text has come */
-    COMPLETION_TALKING, /* text has come */
-    COMPLETION_CLOSING, /* the client has its answer, or left; the call is not ended yet */
-    COMPLETION_ENDED,
-};
-
-struct completion {
-    struct exchange *x;
-    struct request request;
-    struct answer_head head;
-    char id[40]; /* of the request at the coordinator: never the client's own, which others could use too */
-    enum completion_state state;
-    struct generate_stream *gs;
-    uint32_t attempt;
-    int64_t lost_ns, retry_ns, output_ns; /* lost: since when no coordinator answers, 0: it does */
-    int told_to_end;                      /* lost because the coordinator was told to end */
-    uint32_t n_in_vain;
-    uint32_t queue_position, read_tokens, prompt_tokens;
-    int first_sent, paused;
-    int adopted; /* by this process: the one before has seen a coordinator */
-    struct buf text; /* not streaming: the answer so far */
-    /* What another attempt goes on with: token "": no attempt was accepted, so it is the request as it came. */
-    char token[MAX_RESUME_TOKEN];
-    size_t n_token;
-    uint64_t seed;
-    struct buf ids, prompt_ids;
-    struct usage usage; /* of the first text */
-    int64_t text_ns;    /* when it came, 0: it has not */
-};
-
-static void set_state(struct completion *c, enum completion_state to)
+void completion__set_state(struct completion *c, enum completion_state to)
 {
     trace_event("completion", (int64_t)c->x->serial, c->state, to, c->attempt);
     c->state = to;
@@ -72,7 +31,7 @@ static void set_state(struct completion *c, enum completion_state to)
 /* Nothing is under way any more. Whoever calls this holds a reference of his own. */
 static void end_idle(struct completion *c)
 {
-    set_state(c, COMPLETION_ENDED);
+    completion__set_state(c, COMPLETION_ENDED);
     exchange_release(c->x);
 }
 
@@ -83,7 +42,7 @@ static void close_call(struct completion *c, int cancel)
         end_idle(c);
         return;
     }
-    set_state(c, COMPLETION_CLOSING);
+    completion__set_state(c, COMPLETION_CLOSING);
     if (cancel)
         generate_stream_cancel(c->gs);
 }
@@ -101,146 +60,11 @@ static void tell_error(struct completion *c, const struct error *err)
     exchange_stream_end(x);
 }
 
-static void fail(struct completion *c, const struct error *err)
+void completion__fail(struct completion *c, const struct error *err)
 {
     tell_error(c, err);
     if (c->state != COMPLETION_CLOSING && c->state != COMPLETION_ENDED)
         close_call(c, 1);
-}
-
-/* --- submitting --------------------------------------------------------------------------------------------------- */
-
-static void give_up(struct completion *c, const char *why)
-{
-    struct error err;
-    if (c->text_ns) {
-        error_param(&err, STATUS_PIPELINE_LOST, NULL, "coordinator_lost", "the coordinator was lost during the answer: %.200s",
-                    why);
-    } else {
-        error_param(&err, STATUS_PIPELINE, NULL, "coordinator_unreachable", "the coordinator does not answer: %.200s", why);
-        err.retry_after_s = 2;
-    }
-    fail(c, &err);
-}
-
-static int is_over(const struct completion *c, int64_t now)
-{
-    int64_t ms = c->x->gw->config->recovery_timeout_ms;
-    int64_t new_ms = c->adopted || backend_answered_once(c->x->gw->backend) ? NEW_WAIT_MS : NEVER_WAIT_MS;
-    if (!c->n_token && new_ms < ms)
-        ms = new_ms;
-    return c->lost_ns && now - c->lost_ns > ms * NS_PER_MS;
-}
-
-/* A coordinator that gives no tokens cannot go on with what it began. */
-static int cannot_go_on(const struct completion *c)
-{
-    return (c->text_ns && !c->n_token) || c->n_in_vain > MAX_IN_VAIN || c->ids.failed || c->prompt_ids.failed;
-}
-
-/* No coordinator at the moment: a pause, whatever the client has heard, up to --recovery-timeout-ms. Who was never accepted is
- * told sooner, and can try elsewhere. */
-static void lost(struct completion *c, const char *why)
-{
-    int64_t now = clock_now_ns();
-    if (!c->lost_ns) {
-        c->lost_ns = now;
-        if (c->n_token)
-            LOG_INFO("req %s: attempt %u lost after %zu answer tokens: %.200s", c->x->request_id, c->attempt - 1,
-                     c->ids.len / sizeof(uint32_t), why);
-    }
-    if (is_over(c, now) || cannot_go_on(c)) {
-        give_up(c, why);
-        return;
-    }
-    set_state(c, COMPLETION_WAITING);
-    c->retry_ns = now + RETRY_MS * NS_PER_MS;
-}
-
-static void submit(struct completion *c);
-
-/* A place at the coordinator is asked for when the backend hears it: thousands may wait. */
-static void retry(struct completion *c, int64_t now)
-{
-    if (is_over(c, now)) {
-        give_up(c, "it did not come back");
-    } else if (c->told_to_end && atomic_load(&c->x->gw->draining)) {
-        give_up(c, "the service is ending");
-    } else if (now >= c->retry_ns && !c->paused) { /* paused: its client does not read now */
-        int blind = !backend_answers(c->x->gw->backend);
-        if (!blind || now >= c->retry_ns + (BLIND_RETRY_MS - RETRY_MS) * NS_PER_MS)
-            submit(c);
-    }
-}
-
-static const struct generate_events events;
-
-/* Goes on where the answer was lost: the prompt by its ids, with the seed and the token of the attempt that was accepted. */
-static void ask_for_the_rest(struct completion *c, struct generate_request *q, int64_t now)
-{
-    q->prompt = PROMPT_IDS;
-    q->text = q->chat_json = (struct bytes){"", 0};
-    q->ids = (const uint32_t *)(const void *)c->prompt_ids.data;
-    q->n_ids = c->prompt_ids.len / sizeof(uint32_t);
-    q->sampler.seed = c->seed;
-    q->has_seed = 1;
-    q->resume = (struct generate_resume){.token = {c->token, c->n_token},
-                                         .ids = (const uint32_t *)(const void *)c->ids.data,
-                                         .n_ids = c->ids.len / sizeof(uint32_t),
-                                         .usage = c->usage};
-    if (c->text_ns)
-        q->resume.usage.decode_ms = (double)(now - c->text_ns) / 1e6;
-    else
-        q->resume.usage.queue_ms = (double)(now - c->x->started_ns) / 1e6;
-}
-
-/* 0: there is none left. */
-static int take_time(struct completion *c, struct generate_request *q, int64_t now)
-{
-    if (q->deadline_ms <= 0 || c->attempt == 0)
-        return 1;
-    q->deadline_ms -= (now - c->x->started_ns) / NS_PER_MS;
-    return q->deadline_ms > 0;
-}
-
-static void submit(struct completion *c)
-{
-    struct exchange *x = c->x;
-    struct error err;
-    int64_t now = clock_now_ns();
-    if (!c->head.model[0]) {
-        enum status s = model_names_choose(x->gw->backend, c->request.model, c->head.model, sizeof c->head.model, &err);
-        if (s != STATUS_OK) {
-            if (s == STATUS_CLOSED)
-                lost(c, "it has not told its model yet");
-            else
-                fail(c, &err);
-            return;
-        }
-        if (x->keeper)
-            kept_write_model(x->keeper, c->head.model);
-    }
-    struct generate_request q = c->request.generate;
-    q.request_id = (struct bytes){c->id, strlen(c->id)};
-    q.client = (struct bytes){x->client, strlen(x->client)};
-    if (c->n_token)
-        ask_for_the_rest(c, &q, now);
-    if (!take_time(c, &q, now)) {
-        error_set(&err, STATUS_TIMEOUT, "the request's deadline passed while no coordinator answered");
-        fail(c, &err);
-        return;
-    }
-    q.attempt = c->attempt++;
-    if (x->keeper)
-        keeper_state(x->keeper)->attempt = c->attempt;
-    exchange_publish(x);
-    enum status s = inference_generate(backend_channel(x->gw->backend), &q, &events, c, &c->gs, &err);
-    if (s == STATUS_OK)
-        set_state(c, COMPLETION_CALLING);
-    else if (s == STATUS_CLOSED)
-        lost(c, err.message);
-    else
-        fail(c, &err);
 }
 
 /* --- events ------------------------------------------------------------------------------------------------------- */
@@ -278,7 +102,7 @@ static void next(struct completion *c)
     generate_stream_next(c->gs);
 }
 
-static void keep_accepted(struct completion *c)
+void completion__keep_accepted(struct completion *c)
 {
     struct kept_accepted a = {.seed = c->seed, .prompt_tokens = c->prompt_tokens, .n_token = (uint32_t)c->n_token};
     if (!c->x->keeper)
@@ -305,7 +129,7 @@ static void on_accepted(struct completion *c, const struct generate_event *e)
         memcpy(c->token, e->resume_token.data, e->resume_token.len);
         c->n_token = e->resume_token.len;
     }
-    keep_accepted(c);
+    completion__keep_accepted(c);
 }
 
 static void on_progress(struct completion *c, const struct generate_event *e)
@@ -318,7 +142,7 @@ static void on_progress(struct completion *c, const struct generate_event *e)
 
 static void on_text(struct completion *c, const struct generate_event *e)
 {
-    set_state(c, COMPLETION_TALKING);
+    completion__set_state(c, COMPLETION_TALKING);
     c->n_in_vain = 0;
     buf_append(&c->ids, e->ids, e->n_ids * sizeof *e->ids);
     if (!c->text_ns) {
@@ -366,7 +190,7 @@ static void on_done(struct completion *c, const struct generate_event *e)
     struct error err;
     if (e->finish != FINISH_STOP && e->finish != FINISH_LENGTH) {
         error_set(&err, STATUS_PROTOCOL, "the coordinator ended the answer without a reason");
-        fail(c, &err);
+        completion__fail(c, &err);
         return;
     }
     if (c->request.stream) {
@@ -406,50 +230,6 @@ static void on_event(void *ctx, struct generate_stream *gs, const struct generat
     pthread_mutex_unlock(&c->x->lock);
 }
 
-/* It was told to end, or has ended: another one may come. Not the service as a whole, of which this process is a part. */
-static int is_restart(const struct completion *c, const struct error *err)
-{
-    return c->n_token && (err->status == STATUS_DRAINING || (err->status == STATUS_CANCELLED && !err->code[0])) &&
-           !atomic_load(&c->x->gw->draining);
-}
-
-/* A coordinator that has just come may not take it yet: it was accepted once, so that is no refusal. */
-static int is_not_yet(const struct completion *c, const struct error *err)
-{
-    return c->lost_ns && (err->status == STATUS_DRAINING || err->status == STATUS_QUEUE_FULL || err->status == STATUS_FULL ||
-                          err->status == STATUS_PIPELINE || err->status == STATUS_OUT_OF_MEMORY);
-}
-
-/* A coordinator with another secret: whoever has heard nothing begins anew. */
-static int begins_anew(struct completion *c, const struct error *err)
-{
-    if (err->status != STATUS_FORBIDDEN || strcmp(err->code, "resume_token") != 0 || !c->n_token || c->text_ns)
-        return 0;
-    c->n_token = 0;
-    keep_accepted(c);
-    return 1;
-}
-
-/* The call ended before the answer did. */
-static void on_broken(struct completion *c, const struct error *err)
-{
-    struct error told = *err;
-    c->n_in_vain += !c->lost_ns && c->n_token;
-    c->told_to_end |= err->status == STATUS_DRAINING;
-    if (err->status == STATUS_CLOSED || is_restart(c, err) || is_not_yet(c, err) || begins_anew(c, err)) {
-        lost(c, err->message);
-        return;
-    }
-    if (err->status == STATUS_OK)
-        error_set(&told, STATUS_PROTOCOL, "the coordinator ended the answer early");
-    else if (err->status == STATUS_CANCELLED) /* not by us: the coordinator ended */
-        error_set(&told, STATUS_PIPELINE, "the coordinator gave the request up");
-    else if (err->status == STATUS_FORBIDDEN && c->n_token)
-        error_param(&told, STATUS_PIPELINE_LOST, NULL, "coordinator_lost", "the coordinator was lost during the answer: %.200s",
-                    err->message);
-    fail(c, &told);
-}
-
 static void on_end(void *ctx, struct generate_stream *gs, const struct error *err)
 {
     struct completion *c = ctx;
@@ -461,12 +241,12 @@ static void on_end(void *ctx, struct generate_stream *gs, const struct error *er
     if (c->state == COMPLETION_CLOSING)
         end_idle(c);
     else
-        on_broken(c, err);
+        completion__broken(c, err);
     pthread_mutex_unlock(&x->lock);
     exchange_release(x);
 }
 
-static const struct generate_events events = {.on_event = on_event, .on_end = on_end};
+const struct generate_events completion__events = {.on_event = on_event, .on_end = on_end};
 
 /* --- the exchange's side ------------------------------------------------------------------------------------------ */
 
@@ -487,7 +267,7 @@ static void op_tick(struct exchange *x, int64_t now_ns)
 {
     struct completion *c = x->op;
     if (c->state == COMPLETION_WAITING)
-        retry(c, now_ns);
+        completion__retry(c, now_ns);
     int64_t after = x->streaming ? COMMENT_MS : FIRST_COMMENT_MS;
     /* What waits in the output already keeps the connection busy. */
     if (c->request.stream && c->state < COMPLETION_CLOSING && !x->out.len && now_ns - c->output_ns >= after * NS_PER_MS)
@@ -513,7 +293,7 @@ static void op_expire(struct exchange *x, const struct error *why)
 {
     struct completion *c = x->op;
     if (c->state < COMPLETION_CLOSING)
-        fail(c, why);
+        completion__fail(c, why);
 }
 
 static void op_fini(struct exchange *x)
@@ -601,12 +381,12 @@ void completion_start(struct exchange *x)
     if (!c) {
         exchange_reply_error(x, &err);
     } else if (s != STATUS_OK) {
-        fail(c, &err);
+        completion__fail(c, &err);
     } else if (x->gone) { /* while a large body was parsed */
         close_call(c, 0);
     } else {
         keep_request(c);
-        submit(c);
+        completion__submit(c);
     }
     pthread_mutex_unlock(&x->lock);
 }
@@ -648,5 +428,5 @@ void completion_adopt(struct exchange *x, struct completion_kept *k)
     c->adopted = 1;
     c->output_ns = c->lost_ns = clock_now_ns(); /* the tick submits */
     if (s != STATUS_OK)
-        fail(c, &err);
+        completion__fail(c, &err);
 }

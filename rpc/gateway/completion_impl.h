@@ -1,0 +1,60 @@
+/* rpc/gateway/completion_impl.h - the inside of a completion, for completion.c and completion_calls.c only.
+ *
+ * Purpose    completion.c turns events into what the client gets, completion_calls.c opens calls, waits for a coordinator that is away
+ *            and asks for the rest of an answer.
+ * Ownership  As completion.h.
+ * Threading  With the exchange's lock.
+ * Errors     Told to the client.
+ */
+#ifndef SLUICE_RPC_GATEWAY_COMPLETION_IMPL_H
+#define SLUICE_RPC_GATEWAY_COMPLETION_IMPL_H
+
+#include "rpc/gateway/completion.h"
+#include "rpc/gateway/exchange.h"
+#include "rpc/gateway/gateway.h"
+#include "rpc/gateway/openai.h"
+
+enum completion_state {
+    COMPLETION_WAITING, /* no call is open, before the answer or amid it; the tick submits at retry_ns */
+    COMPLETION_CALLING, /* a call is open, no text has come */
+    COMPLETION_TALKING, /* text has come */
+    COMPLETION_CLOSING, /* the client has its answer, or left; the call is not ended yet */
+    COMPLETION_ENDED,
+};
+
+struct completion {
+    struct exchange *x;
+    struct request request;
+    struct answer_head head;
+    char id[40]; /* of the request at the coordinator: never the client's own, which others could use too */
+    enum completion_state state;
+    struct generate_stream *gs;
+    uint32_t attempt;
+    int64_t lost_ns, retry_ns, output_ns; /* lost: since when no coordinator answers, 0: it does */
+    int told_to_end;                      /* lost because the coordinator was told to end */
+    uint32_t n_in_vain;
+    uint32_t queue_position, read_tokens, prompt_tokens;
+    int first_sent, paused;
+    int adopted; /* by this process: the one before has seen a coordinator */
+    struct buf text; /* not streaming: the answer so far */
+    /* What another attempt goes on with: token "": no attempt was accepted, so it is the request as it came. */
+    char token[MAX_RESUME_TOKEN];
+    size_t n_token;
+    uint64_t seed;
+    struct buf ids, prompt_ids;
+    struct usage usage; /* of the first text */
+    int64_t text_ns;    /* when it came, 0: it has not */
+};
+
+/* completion.c */
+extern const struct generate_events completion__events;
+void completion__set_state(struct completion *c, enum completion_state to);
+void completion__fail(struct completion *c, const struct error *err); /* the client is told, what is left of the call ended */
+void completion__keep_accepted(struct completion *c);                 /* into the journal */
+
+/* completion_calls.c */
+void completion__submit(struct completion *c);
+void completion__retry(struct completion *c, int64_t now_ns);               /* WAITING: is it time? */
+void completion__broken(struct completion *c, const struct error *err);     /* the call ended before the answer did */
+
+#endif
