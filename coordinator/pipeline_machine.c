@@ -11,7 +11,7 @@
 #include "common/base/log.h"
 
 #define STEP_NS (5 * NS_PER_S)      /* ACK, READY, the first tick */
-#define LOAD_NS (600 * NS_PER_S)    /* LOADED, while heartbeats live */
+#define LOAD_NS (3600 * NS_PER_S)   /* LOADED, while heartbeats live: hundreds of GiB from a slow disk */
 #define BACKOFF_NS (50 * NS_PER_MS) /* after the second failed attempt, doubling */
 #define SOUND_NS (5 * NS_PER_S)     /* an epoch that lived so long did well, as did one that retired a tick */
 enum { MAX_BACKOFF_SHIFT = 6, MAX_MISSED = 12 /* by weight */ };
