@@ -140,29 +140,36 @@ static void on_progress(struct completion *c, const struct generate_event *e)
         c->prompt_tokens = e->prompt_tokens;
 }
 
+/* Into the journal, for the next publishing: which must have the text as well. */
+static void keep_text(struct completion *c, const struct generate_event *e, int is_first)
+{
+    if (!c->x->keeper)
+        return;
+    if (is_first)
+        kept_write_first(c->x->keeper, &(struct kept_first){c->usage, c->text_ns});
+    kept_write_text(c->x->keeper, e->ids, e->n_ids, c->request.stream ? NULL : &e->text);
+}
+
 static void on_text(struct completion *c, const struct generate_event *e)
 {
+    int is_first = !c->text_ns;
     completion__set_state(c, COMPLETION_TALKING);
     c->n_in_vain = 0;
     buf_append(&c->ids, e->ids, e->n_ids * sizeof *e->ids);
-    if (!c->text_ns) {
+    if (is_first) {
         c->text_ns = clock_now_ns();
         c->usage = e->usage;
-        if (c->x->keeper)
-            kept_write_first(c->x->keeper, &(struct kept_first){c->usage, c->text_ns});
     }
-    if (c->x->keeper)
-        kept_write_text(c->x->keeper, e->ids, e->n_ids, c->request.stream ? NULL : &e->text);
-    if (!c->request.stream) {
+    if (!c->request.stream)
         buf_append(&c->text, e->text.data, e->text.len);
+    if (!c->request.stream || (!e->text.len && !c->head.return_token_ids)) { /* or a part of a character */
+        keep_text(c, e, is_first);
         exchange_publish(c->x);
         return;
     }
-    if (!e->text.len && !c->head.return_token_ids) { /* a part of a character */
-        exchange_publish(c->x);
-        return;
-    }
-    openai_text_chunk(out_with_head(c), &c->head, e->text, e->ids, e->n_ids);
+    struct buf *out = out_with_head(c); /* which may publish */
+    keep_text(c, e, is_first);
+    openai_text_chunk(out, &c->head, e->text, e->ids, e->n_ids);
     c->output_ns = clock_now_ns();
     exchange_stream_written(c->x);
 }
