@@ -10,68 +10,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/rand.h"
+#include "tests/lib/engine_bed_impl.h"
 #include "tests/lib/tapped_link.h"
 
-enum { BEAT_MS = 40, READY_MS = 20000, ARENA_BYTES = 16 << 20, MAX_FLAGS = 64 };
+enum { BEAT_MS = 40, READY_MS = 20000, MAX_FLAGS = 64 };
 
-struct bed_stage;
-
-/* One attached stream. The engine may use it until it has called close, so it lives as long as the bed. */
-struct bed_conn {
-    struct bed_conn *next;
-    struct bed_stage *stage;
-    uint64_t attachment;
-    int open; /* bed lock */
-};
-
-struct bed_stage {
-    struct engine_bed *bed;
-    uint32_t index;
-    int away, silent; /* bed lock */
-    int dead;         /* bed lock: it has ended as engine_bed_end_at said, and nobody knows yet */
-    uint32_t last_signal; /* of the process before this one */
-    uint64_t incarnation;
-    struct worker *worker; /* bed lock; NULL: killed */
-    struct bed_conn *conn; /* bed lock; NULL: not attached */
-};
-
-struct engine_bed {
-    struct engine_bed_options o;
-    struct config config;
-    struct model model;
-    struct split split;
-    struct tokenizer *tokenizer;
-    struct engine *engine;        /* engine lock: from other threads than the test's */
-    pthread_rwlock_t engine_lock;
-    int engine_dead;              /* bed lock */
-    struct {
-        int armed, fired, after;
-        enum bed_point point;
-        uint32_t stage, n;
-    } end;                        /* bed lock */
-    struct mem_hub *hub;
-    struct bed_stage stages[BED_MAX_STAGES];
-    struct bed_conn *conns;
-    uint64_t next_incarnation;
-    struct resume_key resume;
-    pthread_t beater;
-    int ending; /* bed lock */
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-};
-
-static void lock(struct engine_bed *b)
+void bed__lock(struct engine_bed *b)
 {
     pthread_mutex_lock(&b->lock);
 }
 
-static void unlock(struct engine_bed *b)
+void bed__unlock(struct engine_bed *b)
 {
     pthread_mutex_unlock(&b->lock);
 }
@@ -85,33 +39,32 @@ static void sleep_ms(int ms)
 
 void engine_bed_end_at(struct engine_bed *b, enum bed_point point, uint32_t stage, uint32_t n, int after)
 {
-    lock(b);
+    bed__lock(b);
     b->end.armed = 1;
     b->end.fired = 0;
     b->end.point = point;
     b->end.stage = stage;
     b->end.n = n;
     b->end.after = after;
-    unlock(b);
+    bed__unlock(b);
 }
 
 void engine_bed_end_nowhere(struct engine_bed *b)
 {
-    lock(b);
+    bed__lock(b);
     b->end.armed = 0;
-    unlock(b);
+    bed__unlock(b);
 }
 
 int engine_bed_has_ended(struct engine_bed *b)
 {
-    lock(b);
+    bed__lock(b);
     int fired = b->end.fired;
-    unlock(b);
+    bed__unlock(b);
     return fired;
 }
 
-/* The engine's thread or a worker's is at a point. 0: its process is gone. Under the bed's lock. */
-static int may_pass(struct engine_bed *b, enum bed_point point, uint32_t stage, int after)
+int bed__may_pass(struct engine_bed *b, enum bed_point point, uint32_t stage, int after)
 {
     int of_stage = point < BED_ENGINE_SENDS;
     if (of_stage ? b->stages[stage].dead : b->engine_dead)
@@ -132,9 +85,9 @@ static int may_pass(struct engine_bed *b, enum bed_point point, uint32_t stage, 
 static int pass_link(void *ctx, int writes, int after)
 {
     struct bed_stage *s = ctx;
-    lock(s->bed);
-    int ok = may_pass(s->bed, writes ? BED_STAGE_WRITES : BED_STAGE_READS, s->index, after);
-    unlock(s->bed);
+    bed__lock(s->bed);
+    int ok = bed__may_pass(s->bed, writes ? BED_STAGE_WRITES : BED_STAGE_READS, s->index, after);
+    bed__unlock(s->bed);
     return ok;
 }
 
@@ -156,19 +109,19 @@ static enum status port_send(void *ctx, const struct to_stage *m)
     struct bed_stage *s = c->stage;
     struct engine_bed *b = s->bed;
     enum status st = STATUS_CLOSED;
-    lock(b);
+    bed__lock(b);
     if (c->open && s->worker) {
         st = STATUS_OK;
-        if (!may_pass(b, BED_ENGINE_SENDS, 0, 0) || !may_pass(b, BED_STAGE_GETS, s->index, 0))
+        if (!bed__may_pass(b, BED_ENGINE_SENDS, 0, 0) || !bed__may_pass(b, BED_STAGE_GETS, s->index, 0))
             ; /* into a stream that nobody writes to or reads any more */
         else if (m->kind == TO_STAGE_PLAN)
             st = post_plan(s->worker, m);
         else if (m->kind != TO_STAGE_EXIT)
             worker_post(s->worker, m);
-        may_pass(b, BED_STAGE_GETS, s->index, 1);
-        may_pass(b, BED_ENGINE_SENDS, 0, 1);
+        bed__may_pass(b, BED_STAGE_GETS, s->index, 1);
+        bed__may_pass(b, BED_ENGINE_SENDS, 0, 1);
     }
-    unlock(b);
+    bed__unlock(b);
     return st;
 }
 
@@ -176,14 +129,14 @@ static void port_close(void *ctx, const struct error *why)
 {
     struct bed_conn *c = ctx;
     (void)why;
-    lock(c->stage->bed);
+    bed__lock(c->stage->bed);
     c->open = 0;
     if (c->stage->conn == c) {
         c->stage->conn = NULL;
         if (c->stage->worker)
             worker_detach(c->stage->worker);
     }
-    unlock(c->stage->bed);
+    bed__unlock(c->stage->bed);
 }
 
 /* --- stage -> engine (the compute thread, or the beater) -------------------------------------------------------------------- */
@@ -216,28 +169,28 @@ static void give(struct bed_conn *c, const struct from_stage *m)
     struct engine_bed *b = s->bed;
     int counts = m->kind != FROM_STAGE_HEARTBEAT;
     pthread_rwlock_rdlock(&b->engine_lock); /* the engine that it was attached to: streams end before there is another */
-    lock(b);
+    bed__lock(b);
     int ok = s->conn == c && c->open && !s->dead && !b->engine_dead;
     if (ok && counts)
-        ok = may_pass(b, BED_STAGE_SENDS, s->index, 0) && may_pass(b, BED_ENGINE_GETS, 0, 0);
-    unlock(b);
+        ok = bed__may_pass(b, BED_STAGE_SENDS, s->index, 0) && bed__may_pass(b, BED_ENGINE_GETS, 0, 0);
+    bed__unlock(b);
     if (ok)
         give_as(b, c->attachment, m);
-    lock(b);
+    bed__lock(b);
     if (ok && counts) {
-        may_pass(b, BED_STAGE_SENDS, s->index, 1);
-        may_pass(b, BED_ENGINE_GETS, 0, 1);
+        bed__may_pass(b, BED_STAGE_SENDS, s->index, 1);
+        bed__may_pass(b, BED_ENGINE_GETS, 0, 1);
     }
-    unlock(b);
+    bed__unlock(b);
     pthread_rwlock_unlock(&b->engine_lock);
 }
 
 static void on_worker_send(void *ctx, const struct from_stage *m)
 {
     struct bed_stage *s = ctx;
-    lock(s->bed);
+    bed__lock(s->bed);
     struct bed_conn *c = s->silent ? NULL : s->conn;
-    unlock(s->bed);
+    bed__unlock(s->bed);
     if (c)
         give(c, m);
 }
@@ -249,7 +202,7 @@ static int connect_stage(struct bed_stage *s, struct bed_conn *c, struct msg_hel
     const struct stage_port port = {c, port_send, port_close};
     pthread_rwlock_rdlock(&b->engine_lock);
     uint64_t attachment = engine_stage_attached(b->engine, &port);
-    lock(b);
+    bed__lock(b);
     c->attachment = attachment;
     int ok = c->open && s->worker && !s->conn && !s->dead;
     if (ok) {
@@ -258,7 +211,7 @@ static int connect_stage(struct bed_stage *s, struct bed_conn *c, struct msg_hel
         hello->incarnation = s->incarnation;
         hello->last_signal = s->last_signal;
     }
-    unlock(b);
+    bed__unlock(b);
     if (!ok)
         engine_stage_closed(b->engine, attachment);
     pthread_rwlock_unlock(&b->engine_lock);
@@ -272,10 +225,10 @@ static void attach(struct bed_stage *s)
     struct from_stage m = {.kind = FROM_STAGE_HELLO};
     CHECK(c);
     *c = (struct bed_conn){.stage = s, .open = 1};
-    lock(b);
+    bed__lock(b);
     c->next = b->conns;
     b->conns = c;
-    unlock(b);
+    bed__unlock(b);
     if (!connect_stage(s, c, &m.hello))
         return;
     m.hello.wire_version = WIRE_VERSION;
@@ -288,12 +241,12 @@ static void attach(struct bed_stage *s)
 static void beat(struct bed_stage *s)
 {
     struct from_stage m = {.kind = FROM_STAGE_HEARTBEAT};
-    lock(s->bed);
+    bed__lock(s->bed);
     struct bed_conn *c = s->worker && !s->silent ? s->conn : NULL;
     int lonely = s->worker && !s->conn && !s->away && !s->silent && !s->dead && !s->bed->engine_dead;
     if (c)
         worker_heartbeat(s->worker, &m.heartbeat);
-    unlock(s->bed);
+    bed__unlock(s->bed);
     if (c)
         give(c, &m);
     if (lonely)
@@ -304,9 +257,9 @@ static void *run_beater(void *arg)
 {
     struct engine_bed *b = arg;
     for (;;) {
-        lock(b);
+        bed__lock(b);
         int ending = b->ending;
-        unlock(b);
+        bed__unlock(b);
         if (ending)
             return NULL;
         for (uint32_t i = 0; i < b->o.n_stages; i++)
@@ -336,17 +289,17 @@ void engine_bed_start_stage(struct engine_bed *b, uint32_t stage)
         .create_compute = create_compute, .compute_ctx = s, .port = port, .send = on_worker_send, .send_ctx = s};
     if (worker_create(&o, &w, &err) != STATUS_OK)
         fail_msg("stage %u: %s", stage, err.message);
-    lock(b);
+    bed__lock(b);
     CHECK(!s->worker);
     s->worker = w;
     s->incarnation = rand_mix(++b->next_incarnation) | 1;
     s->away = s->dead = 0; /* the beater attaches it */
-    unlock(b);
+    bed__unlock(b);
 }
 
 static void drop_conn(struct bed_stage *s, struct worker **worker)
 {
-    lock(s->bed);
+    bed__lock(s->bed);
     struct bed_conn *c = s->conn;
     s->conn = NULL;
     if (c)
@@ -358,7 +311,7 @@ static void drop_conn(struct bed_stage *s, struct worker **worker)
     } else if (s->worker) {
         worker_detach(s->worker);
     }
-    unlock(s->bed);
+    bed__unlock(s->bed);
     if (c) /* on the test's thread, which alone makes engines */
         engine_stage_closed(s->bed->engine, c->attachment);
 }
@@ -383,9 +336,9 @@ void engine_bed_break_stream(struct engine_bed *b, uint32_t stage)
 
 void engine_bed_silence(struct engine_bed *b, uint32_t stage, int on)
 {
-    lock(b);
+    bed__lock(b);
     b->stages[stage].silent = on;
-    unlock(b);
+    bed__unlock(b);
 }
 
 /* --- life ----------------------------------------------------------------------------------------------------------------------- */
@@ -416,17 +369,17 @@ static void start_engine(struct engine_bed *b)
 
 void engine_bed_restart_engine(struct engine_bed *b)
 {
-    lock(b);
+    bed__lock(b);
     b->engine_dead = 1;
-    unlock(b);
+    bed__unlock(b);
     engine_stop(b->engine); /* closes every stream */
     pthread_rwlock_wrlock(&b->engine_lock);
     engine_destroy(b->engine);
     start_engine(b);
     pthread_rwlock_unlock(&b->engine_lock);
-    lock(b);
+    bed__lock(b);
     b->engine_dead = 0;
-    unlock(b);
+    bed__unlock(b);
 }
 
 struct engine_bed *engine_bed_open(const struct engine_bed_options *o)
@@ -460,9 +413,9 @@ struct engine_bed *engine_bed_open(const struct engine_bed_options *o)
 
 void engine_bed_close(struct engine_bed *b)
 {
-    lock(b);
+    bed__lock(b);
     b->ending = 1;
-    unlock(b);
+    bed__unlock(b);
     pthread_join(b->beater, NULL);
     engine_stop(b->engine);
     for (uint32_t i = 0; i < b->o.n_stages; i++)
@@ -509,216 +462,6 @@ void engine_bed_wait_ready(struct engine_bed *b)
             fail_msg("not ready within %d ms", READY_MS);
         sleep_ms(2);
     }
-}
-
-/* --- requests ------------------------------------------------------------------------------------------------------------------- */
-
-static void take_ids(struct bed_request *r, const struct generate_event *e)
-{
-    CHECK(r->n_ids + e->n_ids <= BED_MAX_IDS);
-    CHECK(e->has_usage == (r->n_ids == 0 && r->n_resumed == 0));
-    if (e->has_usage)
-        r->first = e->usage;
-    memcpy(r->ids + r->n_ids, e->ids, e->n_ids * sizeof *r->ids);
-    r->n_ids += (uint32_t)e->n_ids;
-    CHECK(buf_append(&r->text, e->text.data, e->text.len) == STATUS_OK);
-    r->text_at[r->n_ids] = (uint32_t)r->text.len;
-}
-
-static enum status sink_send(void *ctx, const struct generate_event *e)
-{
-    struct bed_request *r = ctx;
-    enum status st = STATUS_OK;
-    lock(r->bed);
-    if (!may_pass(r->bed, BED_ENGINE_TELLS, 0, 0)) {
-        unlock(r->bed);
-        return STATUS_OK; /* nobody hears it */
-    }
-    CHECK(r->n_finished == 0 && r->n_done == 0); /* nothing follows the end */
-    r->n_events++;
-    if (e->kind == GENERATE_ACCEPTED) {
-        CHECK(r->n_accepted == 0 && e->n_ids == r->n_prompt && memcmp(e->ids, r->prompt, r->n_prompt * sizeof *e->ids) == 0);
-        CHECK(e->resume_token.len <= sizeof r->token && e->request_id.len < sizeof r->id);
-        memcpy(r->token, e->resume_token.data, e->resume_token.len);
-        r->n_token = e->resume_token.len;
-        memcpy(r->id, e->request_id.data, e->request_id.len);
-        r->n_accepted++;
-    } else if (atomic_load(&r->mute) && e->kind != GENERATE_PROGRESS) {
-        st = STATUS_FULL;
-    } else if (r->refuse_every && r->n_events % r->refuse_every == 0 && e->kind == GENERATE_TEXT) {
-        st = STATUS_FULL;
-    } else if (r->n_events == r->no_memory_at) {
-        st = STATUS_OUT_OF_MEMORY;
-    } else if (e->kind == GENERATE_TEXT) {
-        take_ids(r, e);
-    } else if (e->kind == GENERATE_DONE) {
-        r->n_done++;
-        r->done = *e;
-    }
-    may_pass(r->bed, BED_ENGINE_TELLS, 0, 1);
-    pthread_cond_broadcast(&r->bed->changed);
-    unlock(r->bed);
-    return st;
-}
-
-static int64_t sink_stalled(void *ctx)
-{
-    (void)ctx;
-    return 0;
-}
-
-static void sink_finish(void *ctx, const struct error *err)
-{
-    struct bed_request *r = ctx;
-    lock(r->bed);
-    r->n_finished++;
-    if (err)
-        r->end = *err;
-    r->ended_ns = clock_now_ns();
-    pthread_cond_broadcast(&r->bed->changed);
-    unlock(r->bed);
-}
-
-static void sink_release(void *ctx)
-{
-    struct bed_request *r = ctx;
-    lock(r->bed);
-    r->n_released++;
-    pthread_cond_broadcast(&r->bed->changed);
-    unlock(r->bed);
-}
-
-struct bed_request *bed_request_new(struct engine_bed *b, const uint32_t *prompt, uint32_t n_prompt, int64_t max_tokens)
-{
-    struct bed_request *r = calloc(1, sizeof *r);
-    assert_non_null(r);
-    r->bed = b;
-    r->prompt = malloc((n_prompt + 1) * sizeof *prompt);
-    assert_non_null(r->prompt);
-    memcpy(r->prompt, prompt, n_prompt * sizeof *prompt);
-    r->n_prompt = n_prompt;
-    r->max_tokens = max_tokens;
-    r->sampler = (struct sampler_params){.top_p = 1};
-    buf_init(&r->text, 1 << 20);
-    return r;
-}
-
-/* As the service does with a request whose ids are known. */
-static enum status settle_token(struct bed_request *r, struct error *err)
-{
-    const struct resume_key *k = &r->bed->resume;
-    struct request *q = r->request;
-    if (!q->resumed) {
-        snprintf(q->token.profile, sizeof q->token.profile, "%s", engine_profile(r->bed->engine));
-        return resume_token_make(k, q, &q->token, err);
-    }
-    TRY(resume_token_check(k, q, &q->token, err));
-    return request_take_up(q, r->bed->tokenizer, err);
-}
-
-void bed_submit(struct bed_request *r)
-{
-    struct engine_bed *b = r->bed;
-    struct error err = {0};
-    struct generate_request g = {.prompt = PROMPT_IDS, .ids = r->prompt, .n_ids = r->n_prompt, .sampler = r->sampler,
-                                 .has_seed = 1, .max_tokens = r->max_tokens, .deadline_ms = r->deadline_ms,
-                                 .no_cache = r->no_cache, .batch_priority = r->batch};
-    if (r->stop)
-        g.stop[g.n_stops++] = (struct bytes){r->stop, strlen(r->stop)};
-    if (r->stop2)
-        g.stop[g.n_stops++] = (struct bytes){r->stop2, strlen(r->stop2)};
-    g.ignore_eos = r->ignore_eos;
-    g.attempt = r->attempt;
-    if (r->name)
-        g.request_id = (struct bytes){r->name, strlen(r->name)};
-    if (r->resumes) {
-        struct bed_request *from = r->resumes;
-        g.request_id = (struct bytes){from->id, strlen(from->id)};
-        g.resume = (struct generate_resume){.token = {(const char *)from->token, from->n_token}, .ids = from->ids,
-                                            .n_ids = r->n_resumed, .usage = from->first};
-    }
-    const struct request_sink sink = {r, sink_send, sink_stalled, sink_finish, sink_release};
-    r->started_ns = clock_now_ns();
-    if (request_create(&g, r->client ? r->client : "bed", &sink, ARENA_BYTES, &r->request, &err) != STATUS_OK ||
-        request_set_prompt(r->request, r->request->prompt_ids, r->n_prompt, (uint32_t)b->config.context, UINT32_MAX,
-                           tokenizer_n_vocab(b->tokenizer), &err) != STATUS_OK || settle_token(r, &err) != STATUS_OK)
-        fail_msg("%s", err.message);
-    request_retain(r->request); /* the engine's */
-    enum status st = engine_submit(b->engine, r->request);
-    if (st == STATUS_OK)
-        return;
-    r->refused = 1;
-    error_set(&r->end, st, "refused");
-    request_release(r->request);
-}
-
-void bed_cancel(struct bed_request *r)
-{
-    atomic_store(&r->request->cancelled, 1);
-    engine_cancel(r->bed->engine, r->request);
-}
-
-int bed_ended(struct bed_request *r)
-{
-    lock(r->bed);
-    int ended = r->refused || r->n_finished > 0;
-    unlock(r->bed);
-    return ended;
-}
-
-uint32_t bed_n_ids(struct bed_request *r)
-{
-    lock(r->bed);
-    uint32_t n = r->n_ids;
-    unlock(r->bed);
-    return n;
-}
-
-int bed_is_accepted(struct bed_request *r)
-{
-    lock(r->bed);
-    int accepted = r->n_accepted > 0;
-    unlock(r->bed);
-    return accepted;
-}
-
-static void wait_until(struct bed_request *r, const uint32_t *count, int ms, const char *what)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += ms / 1000;
-    until.tv_nsec += ms % 1000 * 1000000l;
-    if (until.tv_nsec >= 1000000000l) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000l;
-    }
-    int late = 0;
-    lock(r->bed);
-    while (*count == 0 && !late)
-        late = pthread_cond_timedwait(&r->bed->changed, &r->bed->lock, &until) != 0;
-    uint32_t n_ids = r->n_ids;
-    unlock(r->bed);
-    if (late)
-        fail_msg("a request of %u prompt and %u answer tokens was not %s within %d ms", r->n_prompt, n_ids, what, ms);
-}
-
-void bed_wait(struct bed_request *r, int ms)
-{
-    if (!r->refused)
-        wait_until(r, &r->n_finished, ms, "ended");
-}
-
-void bed_request_free(struct bed_request *r)
-{
-    if (r->request) {
-        request_release(r->request);
-        wait_until(r, &r->n_released, 5000, "released");
-        assert_int_equal(r->n_released, 1);
-        assert_int_equal(r->n_finished, r->refused ? 0 : 1);
-    }
-    buf_fini(&r->text);
-    free(r->prompt);
-    free(r);
 }
 
 /* --- quiet ------------------------------------------------------------------------------------------------------------------------ */
