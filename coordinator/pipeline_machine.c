@@ -300,13 +300,13 @@ static void look_at_stages(struct pipeline *p, int64_t now_ns)
     }
 }
 
+/* One that waits for another makes progress by that: stage_table_heartbeat. */
 static int stands_still(const struct stage_entry *e, int64_t patience_ms, int64_t now_ns)
 {
-    return (e->state == STAGE_LINKING || e->state == STAGE_READY) && e->busy && !e->waits &&
-           now_ns - e->progress_ns > patience_ms * NS_PER_MS;
+    return (e->state == STAGE_LINKING || e->state == STAGE_READY) && e->busy && now_ns - e->progress_ns > patience_ms * NS_PER_MS;
 }
 
-/* Who waits for another is never to blame. Of several that compute, the one at the oldest tick, and of these the first. */
+/* Of several that compute, the one at the oldest tick, and of these the first. */
 int pipeline__stuck_stage(const struct pipeline *p, int64_t patience_ms, int64_t now_ns)
 {
     int stuck = STAGE_NONE;

@@ -340,6 +340,27 @@ static void what_a_woken_stage_says_of_its_old_epoch_is_stale(void **state)
     fakes_fini(&f);
 }
 
+/* The time that it slept is no time without progress. */
+static void a_stage_that_was_stopped_within_a_tick_is_not_stuck_when_it_wakes(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+    f.fake[0].busy = 1;
+    fakes_run(&f, 500);
+    f.fake[0].mute = 1;
+    fakes_run(&f, 30000);
+    fake_wake(&f.fake[0]);
+    fakes_run(&f, 1000);
+    assert_false(f.fake[0].exited);
+    f.fake[0].busy = 0;
+    fakes_run(&f, 200);
+    assert_true(pipeline_running(f.p));
+    fakes_fini(&f);
+}
+
 static void a_stage_that_sleeps_at_any_step_comes_back(void **state)
 {
     (void)state;
@@ -532,6 +553,7 @@ int main(void)
         cmocka_unit_test(a_stage_that_fails_every_tick_is_tried_at_intervals_and_named),
         cmocka_unit_test(a_stopped_stage_is_noticed_within_two_seconds_and_used_again_when_it_wakes),
         cmocka_unit_test(what_a_woken_stage_says_of_its_old_epoch_is_stale),
+        cmocka_unit_test(a_stage_that_was_stopped_within_a_tick_is_not_stuck_when_it_wakes),
         cmocka_unit_test(a_stage_that_sleeps_at_any_step_comes_back),
         cmocka_unit_test(a_silent_stage_is_replaced_by_another_process_of_its_number_at_once),
         cmocka_unit_test(a_successor_that_is_faster_than_the_end_of_the_stream_is_not_refused),
