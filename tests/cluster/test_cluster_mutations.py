@@ -176,7 +176,7 @@ exec {BIN}/sluice-stage-fake "$@" --coordinator 127.0.0.1:$SLUICE_TEST_MIDDLEMAN
 
 @case("full", seconds=150)
 def fc_71_messages_that_are_changed_on_their_way_hurt_no_stream():
-    mutate(30, seed=1)
+    mutate(20, seed=1)
 
 
 @case("nightly", seconds=900)

@@ -45,7 +45,7 @@ def cluster_links_of_25_ms_one_way_cost_their_time_and_no_more():
     """A token of a stream goes once around: two links between three stages and the plan out or the result back; plans of other
     streams run beside it. A piece of a prompt costs the same once."""
     with Cluster(costs=TENTH, delay_us=FAR_US) as s:
-        calls = assert_references(s, 60, 40)
+        calls = assert_references(s, 60, 20)
         print("      " + figures(s, calls), flush=True)
         around = 3 * FAR_US / 1e6
         gap = statistics.median(g for c in calls for g in c.gaps())
