@@ -132,8 +132,8 @@ class Streams(Clients):
     def official(self, number, job, record):
         text, finish, usage = "", None, None
         with self.client() as client:
-            for chunk in client.completions.create(model=self.model, prompt=job.prompt,
-                                                   max_tokens=job.n, stream=True, stream_options={"include_usage": True}, **self.fields_of(job)):
+            for chunk in client.completions.create(model=self.model, prompt=job.prompt, max_tokens=job.n, stream=True,
+                                                   stream_options={"include_usage": True}, **self.fields_of(job)):
                 for choice in chunk.choices:
                     record.times.append(time.monotonic())
                     text += choice.text or ""
@@ -356,7 +356,8 @@ def chaos(n_events, seed, model=None, stages=3, kinds=None, say=lambda text: pri
             raise
         finally:
             c.report()
-        say(f"      {n_events} events in {time.monotonic() - began:.0f} s, seed {seed}: {c.kinds}; {streams.n_done} answers, all as they must be")
+        say(f"      {n_events} events in {time.monotonic() - began:.0f} s, seed {seed}: {c.kinds}")
+        say(f"      {streams.n_done} answers, all as they must be")
         s.pids = {}  # coordinator and gateway may be others now
         s.assert_quiet(restarts=sum(x["restarts"] for x in s.status()["stages"]))
         assert_nothing_leaked(before, s)

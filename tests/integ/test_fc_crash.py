@@ -1,5 +1,6 @@
 """Failure cases, group 4: parts that die, stop, hang or fail. Streams pause, then say the rest of their reference text; only what
-cannot be recovered is told, with its stage and cause. FC-30 (the coordinator) and FC-31 (ranks that do not start) have files of their own."""
+cannot be recovered is told, with its stage and cause. FC-30 (the coordinator) is in test_fc_resume.py, FC-31 (ranks that do not start)
+in test_fc_launch.py, FC-33 in test_fc_cache.py."""
 import os
 import signal
 import statistics

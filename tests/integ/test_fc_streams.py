@@ -49,7 +49,7 @@ def both(s, prompt=(40, 41), **fields):
     return stream
 
 
-# --- FC-34, FC-35: who waits ---------------------------------------------------------------------------------------------------------
+# --- FC-34, FC-35: who waits -----------------------------------------------------------------------------------------------------
 
 @case("fast", seconds=60)
 def fc_34_leaving_while_queued_runs_nothing():
@@ -84,7 +84,7 @@ def fc_35_leaving_while_queued_never_ends_the_active_stream():
         s.assert_quiet()
 
 
-# --- FC-36: reading, or without a stream ---------------------------------------------------------------------------------------------
+# --- FC-36: reading, or without a stream -----------------------------------------------------------------------------------------
 
 @case("fast", seconds=60)
 def fc_36_leaving_while_reading_without_a_stream_frees_the_slot_within_a_second():
@@ -120,7 +120,7 @@ def fc_36_leaving_in_every_state_and_mode_frees_the_slot_within_a_second():
         s.assert_quiet()
 
 
-# --- FC-37: connections that break -----------------------------------------------------------------------------------------------------
+# --- FC-37: connections that break -----------------------------------------------------------------------------------------------
 
 def reset_request(s, kind, i):
     """Breaks a connection with RST: in the head, in the body, before an answer, or in the stream."""
@@ -175,7 +175,7 @@ def fc_37_a_half_closed_client_leaves_no_busy_slot():
         s.assert_quiet()
 
 
-# --- FC-38: who does not read -----------------------------------------------------------------------------------------------------------
+# --- FC-38: who does not read ----------------------------------------------------------------------------------------------------
 
 def ask_for_much(s, prompt, rcvbuf=None):
     """A socket that has asked for a long stream."""
@@ -184,7 +184,8 @@ def ask_for_much(s, prompt, rcvbuf=None):
     if rcvbuf:
         c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
     c.connect(("127.0.0.1", s.port))
-    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    c.sendall((head % len(body)).encode() + body)
     return c
 
 
@@ -278,7 +279,7 @@ def fc_38_a_client_that_reads_nothing_costs_the_others_little():
         s.assert_quiet()
 
 
-# --- FC-39: split characters --------------------------------------------------------------------------------------------------------------
+# --- FC-39: split characters -----------------------------------------------------------------------------------------------------
 
 @case("fast", seconds=60)
 def fc_39_split_characters_come_whole():
@@ -319,7 +320,7 @@ def fc_39_leaving_inside_a_character_leaves_no_part_of_it():
         s.assert_quiet(canary=False)
 
 
-# --- FC-40: stop strings --------------------------------------------------------------------------------------------------------------------
+# --- FC-40: stop strings ---------------------------------------------------------------------------------------------------------
 
 @case("fast", seconds=60)
 def fc_40_a_stop_gives_the_text_before_it():
@@ -417,7 +418,7 @@ def fc_40_every_stop_over_tokens_of_one_and_of_three_bytes():
     every_stop(1 << 20)
 
 
-# --- FC-41, FC-42: how a stream ends ------------------------------------------------------------------------------------------------------------
+# --- FC-41, FC-42: how a stream ends ---------------------------------------------------------------------------------------------
 
 def reasons_of(c):
     return [x["finish_reason"] for _, e in c.events if isinstance(e, dict) for x in e.get("choices", [])]
