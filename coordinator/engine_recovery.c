@@ -69,7 +69,7 @@ static void suspect(struct engine *e, struct request *r, const struct pipeline_e
         LOG_WARN("req %s: in flight at %u deaths of a stage: it goes on alone", r->id, r->n_crashes);
     if (r->n_crashes < CRASHES_GUILTY && r->n_deaths < DEATHS_MOST)
         return;
-    error_set(&err, STATUS_INTERNAL, "stage %d died of signal %d, the %u. time that a stage died at this request", ev->crash_stage,
+    error_set(&err, STATUS_POISON, "stage %d died of signal %d, the %u. time that a stage died at this request", ev->crash_stage,
               ev->crash_signal, r->n_deaths);
     engine__end(e, r, REQUEST_FAILED, &err);
 }

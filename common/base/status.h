@@ -40,6 +40,7 @@
     X(PIPELINE,         -50, 503, 14, 1, "overloaded_error",       "the pipeline is not ready")                        \
     X(DRAINING,         -51, 503, 14, 1, "overloaded_error",       "the service is ending")                            \
     X(PIPELINE_LOST,    -52, 500, 14, 1, "internal_error",         "a stage was lost while this request ran")          \
+    X(POISON,           -53, 500, 13, 0, "internal_error",         "stages die of this request")                       \
     X(OUT_OF_MEMORY,    -60, 503,  8, 1, "overloaded_error",       "no memory for this")                               \
     X(CONFIG,           -61, 500,  3, 0, "internal_error",         "bad configuration")                                \
     X(BAD_MODEL,        -62, 500,  3, 0, "internal_error",         "bad model file")                                   \

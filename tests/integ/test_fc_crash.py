@@ -415,6 +415,7 @@ def fc_29_a_request_that_kills_its_stage_is_failed_at_the_third_death_and_the_ot
             bad = s.call([*without_poison(50, 299), POISON, 20, 21], 20, key="bad", stream=stream).finish_up(30)
             assert bad.error and bad.finish is None and not bad.broken, bad.describe()
             assert bad.status == 500 or (stream and bad.status == 200 and not bad.text), bad.describe()
+            assert bad.error["retryable"] is False, bad.error  # three more deaths
             for c, p in others:
                 c.finish_up(30).assert_reference(p, 300)
             deaths = s.status()["stages"][0]["restarts"] - before

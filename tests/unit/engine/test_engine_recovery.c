@@ -44,7 +44,8 @@ static void a_request_that_kills_stages_fails_at_the_third_death_and_the_others_
         crash(t, (uint32_t)death % 2, death % 2 ? SIGABRT : SIGSEGV);
     }
     bed_wait(poison, 5000);
-    assert_int_equal(poison->end.status, STATUS_INTERNAL);
+    assert_int_equal(poison->end.status, STATUS_POISON);
+    assert_false(status_retryable(poison->end.status)); /* three more stages */
     assert_non_null(strstr(poison->end.message, "stage 0 died of signal 11, the 3. time"));
     assert_int_equal(poison->n_finished, 1);
     wait_all(t);
