@@ -14,7 +14,7 @@
 #include "common/base/log.h"
 
 /* A coordinator that came back may serve another model, so the card is asked again after a silence and now and then. */
-enum { MODEL_POLL_MS = 5000, MODEL_FIRST_MS = 250, CALL_TIMEOUT_MS = 900, METRICS_MAX_BYTES = 16 << 20 };
+enum { MODEL_POLL_MS = 5000, MODEL_FIRST_MS = 50, CALL_TIMEOUT_MS = 900, METRICS_MAX_BYTES = 16 << 20 };
 
 struct backend {
     struct rpc_channel *channel;
@@ -151,9 +151,10 @@ static int is_heard(const struct backend *b)
     return b->answered_ns && !b->silent && clock_now_ns() - b->answered_ns < BACKEND_SILENT_MS * NS_PER_MS;
 }
 
+/* While the model is not known its requests wait here, in no order. */
 static int is_ready(const struct backend *b)
 {
-    return is_heard(b) && b->status.ready && !b->status.draining;
+    return is_heard(b) && b->status.ready && !b->status.draining && b->card.n_names > 0;
 }
 
 int backend_ready(struct backend *b)
@@ -221,6 +222,8 @@ void backend_status(struct backend *b, struct service_status *out)
     service_status_copy(out, &b->status);
     out->age_ms = (uint64_t)((clock_now_ns() - (b->answered_ns ? b->answered_ns : b->created_ns)) / NS_PER_MS);
     out->ready = is_ready(b);
+    if (!is_heard(b))
+        snprintf(out->not_ready, sizeof out->not_ready, "the coordinator does not answer");
     pthread_mutex_unlock(&b->lock);
     backend_add_self(b, out);
 }

@@ -157,10 +157,10 @@ static int is_restart(const struct completion *c, const struct error *err)
            !atomic_load(&c->x->gw->draining);
 }
 
-/* A coordinator that has just come may not take it yet: it was accepted once, so that is no refusal. */
+/* A coordinator that has just come may not take it yet: it was accepted once, so that is no refusal. Who never was hears it. */
 static int is_not_yet(const struct completion *c, const struct error *err)
 {
-    return c->lost_ns && (err->status == STATUS_DRAINING || err->status == STATUS_QUEUE_FULL || err->status == STATUS_FULL ||
+    return c->lost_ns && c->n_token && (err->status == STATUS_DRAINING || err->status == STATUS_QUEUE_FULL || err->status == STATUS_FULL ||
                           err->status == STATUS_PIPELINE || err->status == STATUS_OUT_OF_MEMORY);
 }
 
