@@ -311,16 +311,15 @@ def test_sluice_chat_streams_an_answer_and_keeps_a_conversation():
     assert r.returncode == 0 and len(r.stdout) > 20, r
 
 
-def test_killing_a_stage_of_the_real_model_is_survived():
-    running = s.chat("Tell a very long story about the sea.", model=NAME, max_tokens=900)
-    running.wait_tokens(10)
+def test_killing_a_stage_of_the_real_model_is_a_pause():
+    ask = "Tell a very long story about the sea."
+    want = s.chat(ask, model=NAME, max_tokens=300).finish_up(60 * SLACK)
     restarts = sum(x["restarts"] for x in s.status()["stages"])
+    running = s.chat(ask, model=NAME, max_tokens=300)
+    running.wait_tokens(10)
     s.kill(0)
-    killed = time.monotonic()
-    running.finish_up(5)
-    assert running.ended - killed < 2 * SLACK and running.error and running.error["retryable"] is True, running.describe()
-    again = chat(max_tokens=4)  # waits for the stage
-    assert again.usage.completion_tokens == 4
+    running.finish_up(60 * SLACK)
+    assert running.text == want.text and running.finish == want.finish and not running.error, (running.describe(), want.describe())
     s.assert_quiet(restarts=restarts + 1)
 
 
