@@ -3,7 +3,7 @@
 # line "N passed, N failed, N skipped" over everything. Under 25 minutes on two cores.
 #   --full           longer cases too: under 75 minutes    --nightly        all there is, without a limit
 #   --only PART      one part: unit, component, model, service, asan, tsan, fuzz
-#   --fuzz-seconds N time of each fuzz target (25; full 60, nightly 600)
+#   --fuzz-seconds N time of each fuzz target (15; full 60, nightly 600)
 #   SLUICE_BUILD_DIR (default ./build; sanitizer builds beside it), SLUICE_MODEL_DIR
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -19,12 +19,15 @@ while [ $# -gt 0 ]; do
 done
 # Every test that is not of a longer tier runs in this one. Sanitizers run the fast ones only, whatever the tier.
 case $tier in
-fast) longer='^(full|nightly)$' default_fuzz_seconds=25 ;;
+fast) longer='^(full|nightly)$' default_fuzz_seconds=15 ;;
 full) longer='^nightly$' default_fuzz_seconds=60 ;;
 nightly) longer='^none$' default_fuzz_seconds=600 ;;
 esac
 fuzz_seconds=${fuzz_seconds:-$default_fuzz_seconds}
 readonly not_fast='^(full|nightly)$'
+# The failure cases under ASan are for the longer tiers.
+not_asan=$not_fast
+[ $tier = fast ] && not_asan='^(full|nightly|case)$'
 # Services on fake stages sleep more than they compute: so many at once keep two cores busy, and bounds in time still hold.
 readonly service_jobs=3
 
@@ -128,7 +131,7 @@ if wanted asan && build_in "$build-asan" asan all -DCMAKE_BUILD_TYPE=Debug -DSLU
     export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
     export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0
     run_ctest "$build-asan" asan-unit -L 'unit|component' -LE "$not_fast" -j2
-    run_ctest "$build-asan" asan-service -L asan -LE "$not_fast" -j$service_jobs --repeat until-pass:2
+    run_ctest "$build-asan" asan-service -L asan -LE "$not_asan" -j$service_jobs --repeat until-pass:2
     unset ASAN_OPTIONS UBSAN_OPTIONS LSAN_OPTIONS
 fi
 
