@@ -77,6 +77,14 @@ static void set_hollow(struct blocks *b, uint32_t i, int hollow)
     b->block[i].hollow = hollow;
 }
 
+/* Its entry stands for it no more. No entry may have that one as its parent. */
+static void leave_map(struct blocks *b, uint32_t i)
+{
+    prefix_map_remove(b->map, b->block[i].entry);
+    b->block[i].entry = NO_ENTRY;
+    set_hollow(b, i, 0);
+}
+
 /* The block loses its last holder: its entry, if another live block holds the same, goes on without it. */
 static void leave_entry_to_twins(struct blocks *b, uint32_t i)
 {
@@ -134,9 +142,7 @@ static uint32_t take(struct blocks *b)
         CHECK(i != NO_BLOCK);
         if (b->o.on_evict)
             b->o.on_evict(b->o.evict_ctx, i, prefix_map_key(b->map, b->block[i].entry));
-        prefix_map_remove(b->map, b->block[i].entry);
-        b->block[i].entry = NO_ENTRY;
-        set_hollow(b, i, 0);
+        leave_map(b, i);
         b->n_evicted++;
     }
     hold(b, i);
@@ -300,11 +306,11 @@ static uint32_t look_up(const struct blocks *b, const struct block_chain *c, uin
     most = most < (c->n - 1) / b->o.kv_block ? most : (c->n - 1) / b->o.kv_block;
     most = most < b->per_seq ? most : b->per_seq;
     while (n < most && (entry = prefix_map_find(b->map, entry, c, n, &key)) != NO_ENTRY) {
-        b->found[n] = prefix_map_block(b->map, entry);
-        b->present[n] = !b->block[b->found[n]].hollow;
-        if (!b->present[n])
+        uint32_t i = prefix_map_block(b->map, entry);
+        if (b->block[i].hollow)
             break;
-        n++;
+        b->present[n] = 1;
+        b->found[n++] = i;
     }
     n = usable_prefix(&b->o.group, 1, b->o.kv_block, (const unsigned char *const[]){b->present}, n);
     return n + (*n_hollow = look_up_hollow(b, c, n, most));
@@ -445,12 +451,10 @@ void blocks_forget(struct blocks *b, struct slot_ref ref)
     struct table *t = find(b, ref);
     while (t && t->n_entered > 0) { /* from the tail on: nobody's beginning leaves before it */
         uint32_t i = entries_of(b, ref.slot)[t->n_entered - 1];
-        struct block *k = &b->block[i];
+        const struct block *k = &b->block[i];
         if (k->n_holders > 1 || prefix_map_block(b->map, k->entry) != i || b->twins[k->entry] != NO_BLOCK)
             break;
-        prefix_map_remove(b->map, k->entry);
-        k->entry = NO_ENTRY;
-        set_hollow(b, i, 0);
+        leave_map(b, i);
         t->n_entered--;
         t->n_full = t->n_full < t->n_entered ? t->n_full : t->n_entered;
     }
