@@ -380,6 +380,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
         error_set(err, s, "no memory for the engine");
     if (s == STATUS_OK) {
         e->now_ns = e->created_ns = o->manual ? 0 : clock_now_ns();
+        e->epoch_retired = 1;
         engine__publish(e, e->now_ns);
         e->started = o->manual || pthread_create(&e->thread, NULL, run, e) == 0;
         if (!e->started)

@@ -126,9 +126,8 @@ struct engine {
     } no_room;
     int draining;
     int64_t lost_ns;               /* when the pipeline was lost and has not come back, 0: it runs or never ran */
-    struct error lost_why;         /* then */
-    int epoch_retired;             /* a tick of this epoch has retired */
-    int barren;                    /* the last epoch ended before one did: the next is believed when it retires one */
+    int epoch_retired;             /* a tick of the last epoch that was READY has retired, or there was none: so the next one is
+                                      believed before it retires one */
     uint64_t bounded_tick;         /* of this epoch: the newest with runs that end below the last stage */
     int lost_stage;                /* hollow blocks: the highest stage that lost their content */
     int64_t last_turn_ns, patient_ns; /* after a stop of this process: clients' reading is not judged before */
@@ -194,6 +193,9 @@ struct request *engine__next_parked(const struct engine *e); /* NULL: none */
 /* engine_recovery.c */
 void engine__pipeline_events(struct engine *e, int64_t now); /* lost and ready epochs */
 void engine__expire_lost(struct engine *e, int64_t now);     /* who waited for the pipeline for too long */
+/* Why there is no service, with lost_ns set; text is returned. */
+enum { LOST_TEXT = 256 };
+const char *engine__why_lost(const struct engine *e, char text[LOST_TEXT]);
 /* Positions below end are retired: a suspect that gets past the place where a stage died is none. */
 void engine__got_past(struct engine *e, struct request *r, uint32_t end);
 void engine__park_running(struct engine *e, int64_t now);
@@ -202,7 +204,6 @@ void engine__leave_quarantine(struct engine *e, struct request *r);
 struct request *engine__alone(const struct engine *e);
 
 /* engine_ticks.c */
-struct flight *engine__flight(struct engine *e, uint64_t tick);
 void engine__send_ticks(struct engine *e, int64_t now);
 void engine__result(struct engine *e, const struct result *r, int64_t now);
 void engine__timing(struct engine *e, const struct stage_timing *t);

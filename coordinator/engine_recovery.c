@@ -107,27 +107,30 @@ void engine__park_running(struct engine *e, int64_t now)
 
 /* --- epochs ------------------------------------------------------------------------------------------------------------------- */
 
-/* The reason names the stage itself already, more often than not. */
-static const char *without_name(const char *message, const char *who)
+static const char *say_lost(int stage, const struct error *why, char text[LOST_TEXT])
 {
-    size_t n = strlen(who);
-    return strncmp(message, who, n) == 0 && strncmp(message + n, ": ", 2) == 0 ? message + n + 2 : message;
+    char who[24] = "the pipeline";
+    if (stage != STAGE_NONE)
+        snprintf(who, sizeof who, "stage %d", stage);
+    snprintf(text, LOST_TEXT, "%s was lost: %.200s", who, pipeline_without_name(stage, why->message));
+    return text;
+}
+
+const char *engine__why_lost(const struct engine *e, char text[LOST_TEXT])
+{
+    const struct pipeline_cause *c = pipeline_why(e->pipeline);
+    return c ? say_lost(c->stage, &c->why, text) : "the stages have not come since this coordinator started";
 }
 
 static void epoch_lost(struct engine *e, const struct pipeline_event *ev, int64_t now)
 {
-    char who[24] = "the pipeline";
-    if (ev->stage != STAGE_NONE)
-        snprintf(who, sizeof who, "stage %d", ev->stage);
-    error_set(&e->lost_why, ev->why.status, "%s was lost: %.200s", who, without_name(ev->why.message, who));
-    LOG_WARN("%s; %u running requests pause, %u wait", e->lost_why.message, e->n_reading + e->n_decoding,
-             e->n_queued + e->n_parked);
+    LOG_WARN("%s; %u running requests pause, %u wait", say_lost(ev->stage, &ev->why, (char[LOST_TEXT]){0}),
+             e->n_reading + e->n_decoding, e->n_queued + e->n_parked);
     note_in_flight(e);
     engine__park_running(e, now);
     sched_reset(e->sched);
     e->n_closes = 0;
     blocks_new_epoch(e->blocks);
-    e->barren = !e->epoch_retired;
     if (!e->lost_ns)
         e->lost_ns = now;
 }
@@ -162,10 +165,10 @@ static void epoch_ready(struct engine *e, const struct pipeline_event *ev, int64
     for (uint32_t i = 0; i < e->n_stages; i++)
         sched_set_stage(e->sched, i, &stage_table_at(stages, i)->loaded);
     judge_in_flight(e, ev);
+    if (e->epoch_retired || e->n_queued + e->n_parked == 0)
+        e->lost_ns = 0;
     e->epoch_retired = 0;
     e->bounded_tick = 0;
-    if (!e->barren || e->n_queued + e->n_parked == 0)
-        e->lost_ns = 0;
     const struct blocks_count n = blocks_counts(e->blocks);
     LOG_INFO("epoch %llu: ready, %u stages, %u KV blocks of %lld positions, %u of them cached (%u to be read again up to stage %d); "
              "%u requests go on, %u wait", (unsigned long long)pipeline_epoch(e->pipeline), e->n_stages, ev->n_blocks,
@@ -194,9 +197,11 @@ void engine__expire_lost(struct engine *e, int64_t now)
         if (now - e->lost_ns <= e->o.config->recovery_timeout_ms * NS_PER_MS)
             return;
         double s = engine__seconds(e->lost_ns, now);
+        char text[LOST_TEXT];
+        const char *why = engine__why_lost(e, text);
         LOG_ERROR("no recovery in %.1f s: %u running and %u waiting requests end: %s", s, e->n_parked + e->n_reading + e->n_decoding,
-                  e->n_queued, e->lost_why.message);
-        error_set(&err, STATUS_PIPELINE_LOST, "no recovery in %.0f s: %.200s", s, e->lost_why.message);
+                  e->n_queued, why);
+        error_set(&err, STATUS_PIPELINE_LOST, "no recovery in %.0f s: %.200s", s, why);
         engine__fail_all(e, &e->running, &err);
         engine__fail_all(e, &e->parked, &err);
         err.status = STATUS_PIPELINE;

@@ -205,7 +205,7 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
     }
     if (e->lost_ns && now - e->lost_ns > e->o.config->recovery_timeout_ms * NS_PER_MS) {
         error_set(err, STATUS_PIPELINE, "the pipeline has been lost for %.0f s: %.200s", engine__seconds(e->lost_ns, now),
-                  e->lost_why.message);
+                  engine__why_lost(e, (char[LOST_TEXT]){0}));
         err->retry_after_s = 10;
         return STATUS_PIPELINE;
     }

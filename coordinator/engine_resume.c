@@ -78,10 +78,8 @@ void engine__take_up(struct engine *e, struct request *r, int64_t now)
     }
     if (r->goes_first && !r->order)
         r->order = ++e->next_order;
-    if (!pipeline_running(e->pipeline) && !e->lost_ns) { /* there was a life before, which had stages */
+    if (!pipeline_running(e->pipeline) && !e->lost_ns) /* there was a life before, which had stages */
         e->lost_ns = now;
-        error_set(&e->lost_why, STATUS_PIPELINE_LOST, "the stages have not come since this coordinator started");
-    }
     /* Others than those of a coordinator's start are lines that any client can write. */
     LOG_AT(r->goes_first ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG, "req %s: attempt %u goes on after %u answer tokens", r->id, r->attempt,
            r->n_answer);

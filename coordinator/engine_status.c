@@ -116,7 +116,7 @@ static void say_why_not_ready(const struct engine *e, struct service_status *s, 
         return;
     }
     if (e->lost_ns)
-        n = (size_t)snprintf(s->not_ready, sizeof s->not_ready, "%.160s; ", e->lost_why.message);
+        n = (size_t)snprintf(s->not_ready, sizeof s->not_ready, "%.160s; ", engine__why_lost(e, (char[LOST_TEXT]){0}));
     n += (size_t)snprintf(s->not_ready + n, sizeof s->not_ready - n, "the pipeline is %s",
                           pipeline_state_name(pipeline_state(e->pipeline)));
     for (uint32_t i = 0; i < e->n_stages && n < sizeof s->not_ready; i++) {

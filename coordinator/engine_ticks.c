@@ -8,7 +8,7 @@
 #define LOG_MODULE "engine"
 #include "common/base/log.h"
 
-struct flight *engine__flight(struct engine *e, uint64_t tick)
+static struct flight *flight_of(struct engine *e, uint64_t tick)
 {
     return &e->flights[tick % e->window];
 }
@@ -73,7 +73,7 @@ static uint32_t note_planned(struct request *r, const struct sched_run *run)
 
 static void fill_plan(struct engine *e, const struct sched_plan *sp)
 {
-    struct flight *f = engine__flight(e, sp->tick);
+    struct flight *f = flight_of(e, sp->tick);
     uint32_t n_prompt = 0;
     plan_reset(e->plan);
     e->plan->tick = sp->tick;
@@ -164,7 +164,7 @@ static void take_run(struct engine *e, const struct sched_run *run, uint32_t aga
 
 void engine__result(struct engine *e, const struct result *r, int64_t now)
 {
-    struct flight *f = engine__flight(e, r->tick);
+    struct flight *f = flight_of(e, r->tick);
     struct error err;
     if (check_result(e, f, r, &err) != STATUS_OK) {
         pipeline_fail(e->pipeline, (int)e->n_stages - 1, &err, now);
@@ -172,7 +172,6 @@ void engine__result(struct engine *e, const struct result *r, int64_t now)
     }
     e->lost_ns = 0; /* ticks pass all stages again */
     e->epoch_retired = 1;
-    e->barren = 0;
     engine__timing(e, &r->timing);
     sched_clock(e->sched, (double)now / 1000);
     sched_retire(e->sched, r->tick, NULL);

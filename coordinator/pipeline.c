@@ -1,6 +1,8 @@
 #include "coordinator/pipeline.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/random.h>
 
 #include "common/base/check.h"
@@ -201,6 +203,13 @@ void pipeline_destroy(struct pipeline *p)
 const struct pipeline_cause *pipeline_why(const struct pipeline *p)
 {
     return p->cause.since_ns ? &p->cause : NULL;
+}
+
+const char *pipeline_without_name(int stage, const char *message)
+{
+    char name[24];
+    size_t n = (size_t)snprintf(name, sizeof name, "stage %d: ", stage);
+    return strncmp(message, name, n) == 0 ? message + n : message;
 }
 
 enum pipeline_state pipeline_state(const struct pipeline *p)

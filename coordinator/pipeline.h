@@ -114,6 +114,8 @@ enum status pipeline_send(struct pipeline *p, struct plan *plan, int64_t now_ns)
 /* Of the last loss, until a tick is retired in RUNNING; NULL: there is none. A stage that fails every tick leaves the pipeline
  * RUNNING now and then, yet this stays and since_ns with it. */
 const struct pipeline_cause *pipeline_why(const struct pipeline *p);
+/* The message without "stage N: " in front, where it begins so: what a stage says of itself names it already. */
+const char *pipeline_without_name(int stage, const char *message);
 enum pipeline_state pipeline_state(const struct pipeline *p);
 int pipeline_running(const struct pipeline *p);
 uint64_t pipeline_session(const struct pipeline *p);

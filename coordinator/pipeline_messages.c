@@ -1,7 +1,4 @@
 /* What attached stages say: the answers of the epoch steps, results, heartbeats, failures. */
-#include <stdio.h>
-#include <string.h>
-
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "coordinator/pipeline_impl.h"
@@ -71,14 +68,6 @@ static void on_ready(struct pipeline *p, uint32_t stage, const struct msg_epoch 
         stage_table_ready(p->stages, stage, m->epoch);
 }
 
-/* What it says of itself begins with its name already. */
-static const char *without_name(uint32_t stage, const char *message)
-{
-    char name[24];
-    size_t n = (size_t)snprintf(name, sizeof name, "stage %u: ", stage);
-    return strncmp(message, name, n) == 0 ? message + n : message;
-}
-
 /* --- ticks ----------------------------------------------------------------------------------------------------------------------- */
 
 static enum pipeline_take on_result(struct pipeline *p, uint32_t stage, const struct result *r, int64_t now_ns)
@@ -89,7 +78,7 @@ static enum pipeline_take on_result(struct pipeline *p, uint32_t stage, const st
     stage_table_progress(p->stages, stage, r->layer_counter, now_ns);
     if (r->status != STATUS_OK) {
         error_set(&why, r->status, "stage %u: tick %llu: %.159s", stage, (unsigned long long)r->tick,
-                  without_name(stage, r->message));
+                  pipeline_without_name((int)stage, r->message));
     } else if (p->state == PIPELINE_WARMING && stage == p->n_stages - 1 && r->tick == PIPELINE_FIRST_TICK && !p->warmed) {
         p->warmed = 1;
         return PIPELINE_TAKEN;
@@ -158,7 +147,7 @@ static void on_failed(struct pipeline *p, uint32_t stage, const struct msg_faile
     struct error why;
     enum status s = f->status == STATUS_OK ? STATUS_STAGE : f->status;
     int loading = stage_table_at(p->stages, stage)->state == STAGE_LOADING;
-    error_set(&why, s, "stage %u: %.199s", stage, without_name(stage, f->message));
+    error_set(&why, s, "stage %u: %.199s", stage, pipeline_without_name((int)stage, f->message));
     if (f->fatal || loading) /* what could not load once will not serve */
         pipeline__lose(p, stage, &why, !f->fatal, now_ns);
     else if (is_current(p, f->session, f->epoch) && !blame_stuck(p, stage, s, now_ns))
