@@ -171,7 +171,8 @@ void engine__take_up(struct engine *e, struct request *r, int64_t now); /* resum
 int engine__settle(struct engine *e, struct request *r);
 
 /* engine_tokens.c */
-struct usage engine__usage(const struct request *r);
+/* The last event of its answer. */
+struct generate_event engine__done(const struct request *r, enum finish_reason reason);
 /* Streams whose client did not keep up: tried again, given up after --write-stall-ms without progress. */
 void engine__retry_stalled(struct engine *e, int64_t now);
 /* A sampled id of a running request. */

@@ -108,7 +108,6 @@ static enum status check_profile(const struct engine *e, const struct request *r
 
 int engine__settle(struct engine *e, struct request *r)
 {
-    const struct bytes none = {"", 0};
     struct error err;
     if (!r->resumed || r->n_answer == 0 || r->item.started)
         return 0;
@@ -119,12 +118,7 @@ int engine__settle(struct engine *e, struct request *r)
     enum finish_reason reason = end_of(r);
     if (!reason)
         return 0;
-    const struct generate_event ev = {
-        .kind = GENERATE_DONE,
-        .finish = reason,
-        .stop_text = r->output.stopped ? r->stops[r->output.stopped - 1] : none,
-        .usage = engine__usage(r),
-    };
+    const struct generate_event ev = engine__done(r, reason);
     enum status s = r->sink.send(r->sink.ctx, &ev);
     if (s == STATUS_FULL || s == STATUS_OUT_OF_MEMORY) { /* another attempt may have more luck */
         error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the end of the answer");

@@ -13,7 +13,7 @@ static double ms_between(int64_t from_ns, int64_t to_ns)
     return to_ns > from_ns ? engine__seconds(from_ns, to_ns) * 1e3 : 0;
 }
 
-struct usage engine__usage(const struct request *r)
+static struct usage usage_of(const struct request *r)
 {
     return (struct usage){.prompt_tokens = r->n_prompt,
                           .cached_tokens = r->n_cached,
@@ -23,20 +23,31 @@ struct usage engine__usage(const struct request *r)
                           .decode_ms = ms_between(r->first_token_ns, r->last_token_ns)};
 }
 
+struct generate_event engine__done(const struct request *r, enum finish_reason reason)
+{
+    return (struct generate_event){
+        .kind = GENERATE_DONE,
+        .finish = reason,
+        .stop_text = r->output.stopped ? r->stops[r->output.stopped - 1] : (struct bytes){"", 0},
+        .usage = usage_of(r),
+    };
+}
+
 /* Sends the text and ids that have not gone out. STATUS_FULL: the client reads too slowly, all is kept. OUT_OF_MEMORY: the
  * stream has a gap that cannot be closed, so it must end. */
 static enum status flush(struct request *r)
 {
     if (r->n_sent == r->n_answer && r->emit.len == 0)
         return STATUS_OK;
-    const struct generate_event ev = {
+    struct generate_event ev = {
         .kind = GENERATE_TEXT,
         .text = {r->emit.data ? r->emit.data : "", r->emit.len},
         .ids = r->answer_ids + r->n_sent,
         .n_ids = r->n_answer - r->n_sent,
         .has_usage = r->n_sent == 0,
-        .usage = engine__usage(r),
     };
+    if (ev.has_usage)
+        ev.usage = usage_of(r);
     enum status s = r->sink.send(r->sink.ctx, &ev);
     if (s != STATUS_FULL && s != STATUS_OUT_OF_MEMORY) {
         r->n_sent = r->n_answer;
@@ -63,13 +74,7 @@ static void no_memory(struct engine *e, struct request *r)
 
 static void finish(struct engine *e, struct request *r, enum finish_reason reason)
 {
-    const struct bytes none = {"", 0};
-    struct generate_event ev = {
-        .kind = GENERATE_DONE,
-        .finish = reason,
-        .stop_text = r->output.stopped ? r->stops[r->output.stopped - 1] : none,
-        .usage = engine__usage(r),
-    };
+    const struct generate_event ev = engine__done(r, reason);
     enum status s = flush(r);
     if (s == STATUS_OK)
         s = r->sink.send(r->sink.ctx, &ev);
@@ -111,8 +116,8 @@ void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now
     ASSERT(r->n_answer < r->answer_limit);
     r->answer_ids[r->n_answer++] = id;
     count_token(e, r, now);
-    int end = !r->ignore_eos && tokenizer_is_end(e->o.tokenizer, id), stopped = 0;
-    enum status s = end ? output_finish(&r->output, &r->emit, &stopped) : output_push(&r->output, id, &r->emit, &stopped);
+    int end, stopped = 0;
+    enum status s = request_show(r, e->o.tokenizer, id, &end, &stopped);
     int full = !end && !stopped && r->n_answer == r->answer_limit;
     if (s == STATUS_OK && full)
         s = output_finish(&r->output, &r->emit, &stopped);

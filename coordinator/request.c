@@ -209,6 +209,12 @@ enum status request_open_answer(struct request *r, struct error *err)
     return STATUS_OK;
 }
 
+enum status request_show(struct request *r, const struct tokenizer *t, uint32_t id, int *end, int *stopped)
+{
+    *end = !r->ignore_eos && tokenizer_is_end(t, id);
+    return *end ? output_finish(&r->output, &r->emit, stopped) : output_push(&r->output, id, &r->emit, stopped);
+}
+
 enum status request_take_up(struct request *r, const struct tokenizer *t, struct error *err)
 {
     if (r->n_answer > r->answer_limit)
@@ -216,11 +222,10 @@ enum status request_take_up(struct request *r, const struct tokenizer *t, struct
                            r->answer_limit);
     output_init(&r->output, t, r->stops, r->n_stops);
     for (uint32_t i = 0; i < r->n_answer; i++) {
-        int stopped = 0, end = !r->ignore_eos && tokenizer_is_end(t, r->answer_ids[i]);
+        int stopped = 0, end;
         if (r->answer_ids[i] >= tokenizer_n_vocab(t) || r->over)
             return error_param(err, STATUS_BAD_REQUEST, "resume", "bad_ids", "the answer has no id %u at %u", r->answer_ids[i], i);
-        enum status s = end ? output_finish(&r->output, &r->emit, &stopped)
-                            : output_push(&r->output, r->answer_ids[i], &r->emit, &stopped);
+        enum status s = request_show(r, t, r->answer_ids[i], &end, &stopped);
         if (s != STATUS_OK)
             return error_set(err, s, "no memory for the answer");
         buf_clear(&r->emit); /* its client has it */

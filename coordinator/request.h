@@ -122,6 +122,8 @@ void request_release(struct request *r);
 /* The prompt's ids are known: checks lengths against the context, resolves answer_limit. */
 enum status request_set_prompt(struct request *r, const uint32_t *ids, size_t n_ids, uint32_t context, uint32_t answer_cap,
                                uint32_t n_vocab, struct error *err);
+/* What an id of its answer adds to r->emit. *end: the id is one that ends answers. *stopped: a stop string is complete. */
+enum status request_show(struct request *r, const struct tokenizer *t, uint32_t id, int *end, int *stopped);
 /* A resumed request, before it is handed over: goes over the ids that its client has, so that what was held back is held back
  * again and what was shown is not shown again. BAD_REQUEST: they are no beginning of an answer. */
 enum status request_take_up(struct request *r, const struct tokenizer *t, struct error *err);
