@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/check.h"
 #include "tests/lib/fake_compute.h"
@@ -24,6 +25,14 @@ void fake_script_free(struct fake_script *s)
 {
     free(s->answer);
     s->answer = NULL;
+}
+
+void fake_script_file(const char *text, char path[FAKE_SCRIPT_PATH])
+{
+    snprintf(path, FAKE_SCRIPT_PATH, "/tmp/sluice-script-XXXXXX");
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    close(fd);
 }
 
 /* Takes the next word off *text; "" at the end. */

@@ -14,7 +14,7 @@
 
 enum fake_event_kind { FAKE_FAIL = 1, FAKE_FAIL_FROM, FAKE_SLEEP, FAKE_SLOW, FAKE_BAD_LOGITS, FAKE_CRASH };
 
-enum { FAKE_MAX_EVENTS = 64, FAKE_MAX_ANSWER = 1 << 16 };
+enum { FAKE_MAX_EVENTS = 64, FAKE_MAX_ANSWER = 1 << 16, FAKE_SCRIPT_PATH = 64 };
 
 struct fake_event {
     enum fake_event_kind kind;
@@ -41,5 +41,7 @@ void fake_script_defaults(struct fake_script *s);
  * stage only, with `life N` for its Nth process only (0: the first). */
 enum status fake_script_read(const char *paths, uint32_t stage, uint32_t life, struct fake_script *out, struct error *err);
 void fake_script_free(struct fake_script *s);
+/* Writes a script into a new file, which the caller unlinks. */
+void fake_script_file(const char *text, char path[FAKE_SCRIPT_PATH]);
 
 #endif

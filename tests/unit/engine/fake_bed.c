@@ -6,7 +6,6 @@
 #include <stdint.h>
 
 #include <cmocka.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -41,10 +40,7 @@ struct bed *bed_open_hash(uint32_t n_stages, const char *script, const char *con
 {
     struct bed *t = calloc(1, sizeof *t);
     assert_non_null(t);
-    snprintf(t->script, sizeof t->script, "/tmp/sluice-test-XXXXXX");
-    int fd = mkstemp(t->script);
-    assert_true(fd >= 0 && write(fd, script, strlen(script)) == (ssize_t)strlen(script));
-    close(fd);
+    fake_script_file(script, t->script);
     const struct engine_bed_options o = {
         .model_path = MODEL, .n_stages = n_stages, .flags = flags, .create = create_fake, .ctx = t,
         .hash_bits = hash_bits};

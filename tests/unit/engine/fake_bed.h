@@ -11,13 +11,14 @@
 
 #include "tests/lib/engine_bed.h"
 #include "tests/lib/fake_compute.h"
+#include "tests/lib/fake_script.h"
 
 enum { WAIT_MS = 20000, MAX_REQUESTS = 256 };
 #define FLAGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 struct bed {
     struct engine_bed *b;
-    char script[64];
+    char script[FAKE_SCRIPT_PATH];
     int kv_fd[BED_MAX_STAGES]; /* -1: a stage's pool ends with its process */
     struct bed_request *r[MAX_REQUESTS];
     uint32_t n;

@@ -6,16 +6,14 @@
 #include <stdint.h>
 
 #include <cmocka.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "tests/unit/engine/ground.h"
 
-enum { N_ANSWERS = 8, N_EVENTS = 200, N_STAGES = 3, SCRIPT = 64 };
+enum { N_ANSWERS = 8, N_EVENTS = 200, N_STAGES = 3 };
 
 struct chaos {
     struct ground g;
@@ -140,12 +138,9 @@ static void answers_go_on_whatever_happens_to_processes(void **state)
 {
     (void)state;
     static struct chaos c;
-    char script[SCRIPT] = "/tmp/sluice-test-XXXXXX";
-    const char *lines = "tick_us 300\n";
+    char script[FAKE_SCRIPT_PATH];
     uint32_t fds = ground_count_fds();
-    int fd = mkstemp(script);
-    assert_true(fd >= 0 && write(fd, lines, strlen(lines)) == (ssize_t)strlen(lines));
-    close(fd);
+    fake_script_file("tick_us 300\n", script);
     ground_open(&c.g, N_STAGES, script, FLAGS("--slots", "8", "--context", "256", "--kv-blocks", "80"));
     for (int i = 0; i < N_ANSWERS; i++)
         ask(&c, i);

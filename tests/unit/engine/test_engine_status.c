@@ -5,7 +5,6 @@
 #include <stdint.h>
 
 #include <cmocka.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include "common/base/rand.h"
 #include "tests/lib/engine_bed.h"
 #include "tests/lib/fake_compute.h"
+#include "tests/lib/fake_script.h"
 #include "tests/unit/engine/prometheus.h"
 
 enum { WAIT_MS = 20000, N_REQUESTS = 150, STAGES = 2, SLOTS = 5, MAX_PROMPT = 200 };
@@ -223,21 +223,13 @@ static void step(struct load *l)
         usleep(below(3000));
 }
 
-static void script_file(char path[64], const char *script)
-{
-    snprintf(path, 64, "/tmp/sluice-test-XXXXXX");
-    int fd = mkstemp(path);
-    assert_true(fd >= 0 && write(fd, script, strlen(script)) == (ssize_t)strlen(script));
-    close(fd);
-}
-
 static void status_adds_up_at_every_moment_of_a_random_load(void **state)
 {
     struct load l = {0};
     struct sampler s;
-    char script[64];
+    char script[FAKE_SCRIPT_PATH];
     (void)state;
-    script_file(script, "tick_us 150\nrow_us 10\ntoken_us 3\n");
+    fake_script_file("tick_us 150\nrow_us 10\ntoken_us 3\n", script);
     const struct engine_bed_options o = {
         .model_path = MODEL, .n_stages = STAGES, .create = create_fake, .ctx = script,
         .flags = FLAGS("--slots", "5", "--kv-blocks", "30", "--kv-block", "16", "--piece-max", "32", "--queue-requests", "12")};
@@ -278,10 +270,10 @@ static void metrics_count_a_cancelled_prompt_as_far_as_it_was_computed(void **st
 {
     enum { PROMPT = 400, PIECE = 16 };
     struct sampler s;
-    char script[64];
+    char script[FAKE_SCRIPT_PATH];
     uint32_t prompt[PROMPT];
     (void)state;
-    script_file(script, "tick_us 3000\n");
+    fake_script_file("tick_us 3000\n", script);
     const struct engine_bed_options o = {.model_path = MODEL, .n_stages = STAGES, .create = create_fake, .ctx = script,
                                          .flags = FLAGS("--slots", "5", "--piece-max", "16")};
     struct engine_bed *b = engine_bed_open(&o);

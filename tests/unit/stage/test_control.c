@@ -3,7 +3,6 @@
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include "common/base/log.h"
 #include "stage/control.h"
 #include "tests/lib/fake_compute.h"
+#include "tests/lib/fake_script.h"
 
 enum { INCARNATION = 991, OVER_MS = 3000 };
 
@@ -18,7 +18,7 @@ static struct {
     struct mini *coordinator;
     struct rpc_loop *loop;
     struct control *control;
-    char script[64];
+    char script[FAKE_SCRIPT_PATH];
     int n_created;
 
     pthread_mutex_t lock; /* guards what follows */
@@ -68,12 +68,8 @@ static void start(const char *script, const char *secret)
     struct error err = {0};
     memset(&t, 0, sizeof t);
     pthread_mutex_init(&t.lock, NULL);
-    if (script) {
-        snprintf(t.script, sizeof t.script, "/tmp/sluice-script-XXXXXX");
-        int fd = mkstemp(t.script);
-        assert_int_equal(write(fd, script, strlen(script)), strlen(script));
-        close(fd);
-    }
+    if (script)
+        fake_script_file(script, t.script);
     t.coordinator = mini_open("127.0.0.1:0", "the-secret-of-this-job");
     assert_int_equal(rpc_loop_create(&t.loop, &err), STATUS_OK);
     struct control_options o = {.coordinator = mini_address(t.coordinator),

@@ -3,7 +3,6 @@
 
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -11,11 +10,8 @@
 
 static enum status read_text(const char *text, uint32_t stage, uint32_t life, struct fake_script *s, struct error *err)
 {
-    char path[] = "/tmp/sluice-script-XXXXXX";
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
-    close(fd);
+    char path[FAKE_SCRIPT_PATH];
+    fake_script_file(text, path);
     enum status st = fake_script_read(path, stage, life, s, err);
     unlink(path);
     return st;

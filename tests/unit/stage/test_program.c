@@ -14,6 +14,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "tests/lib/fake_compute.h"
+#include "tests/lib/fake_script.h"
 
 extern char **environ;
 
@@ -272,16 +273,6 @@ static void a_killed_stage_of_a_model_does_not_measure_again(void **state)
     mini_close(m);
 }
 
-static char *script_file(const char *text)
-{
-    static char path[64];
-    snprintf(path, sizeof path, "/tmp/sluice-script-XXXXXX");
-    int fd = mkstemp(path);
-    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
-    close(fd);
-    return path;
-}
-
 /* Runs the tick that kills it; returns the signal. */
 static int signal_of_tick(struct mini *m, pid_t pid, uint64_t epoch)
 {
@@ -299,13 +290,14 @@ static void poison_kills_every_life_and_a_line_for_one_life_only_that(void **sta
     (void)state;
     struct mini *m = mini_open("127.0.0.1:0", "");
     struct from_stage got;
-    char *script = script_file("stage 0 poison 41\nstage 1 poison 40\n");
+    char script[FAKE_SCRIPT_PATH];
+    fake_script_file("stage 0 poison 41\nstage 1 poison 40\n", script);
     for (int life = 0; life < 2; life++) {
         pid_t pid = run_life(m, life, -1, script, &got);
         assert_int_equal(signal_of_tick(m, pid, 1), SIGSEGV);
     }
     unlink(script);
-    script = script_file("life 0 poison 42 6\nlife 1 crash_tick 2\n");
+    fake_script_file("life 0 poison 42 6\nlife 1 crash_tick 2\n", script);
     pid_t pid = run_life(m, 0, -1, script, &got);
     assert_int_equal(signal_of_tick(m, pid, 1), SIGABRT);
     pid = run_life(m, 1, -1, script, &got);

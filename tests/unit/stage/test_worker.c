@@ -2,13 +2,13 @@
 #include "tests/unit/stage/cmocka_all.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "tests/lib/fake_compute.h"
+#include "tests/lib/fake_script.h"
 #include "tests/lib/pipeline.h"
 
 enum { WAIT_MS = 5000, N_LAYERS = 4, N_OUT = 6 };
@@ -40,17 +40,6 @@ static struct pipeline *open_pipeline(uint32_t n_stages, enum pipeline_links lin
     if (pipeline_open(&o, &p, &err) != STATUS_OK)
         fail_msg("%s", err.message);
     return p;
-}
-
-static char *write_script(const char *text)
-{
-    static char path[64];
-    snprintf(path, sizeof path, "/tmp/sluice-script-XXXXXX");
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
-    close(fd);
-    return path;
 }
 
 /* The pipeline answers a prompt with the reference's ids. */
@@ -347,7 +336,8 @@ static void a_plan_before_its_links_and_links_twice_break_the_protocol(void **st
 static void a_stage_holds_one_plan_more_than_the_window(void **state)
 {
     (void)state;
-    char *script = write_script("sleep_tick 1 200\n");
+    char script[FAKE_SCRIPT_PATH];
+    fake_script_file("sleep_tick 1 200\n", script);
     struct pipeline *p = open_pipeline(1, PIPELINE_MEM, script);
     struct pipeline_message m;
     struct plan *plan = pipeline_plan(p);
@@ -371,7 +361,8 @@ static void a_stage_holds_one_plan_more_than_the_window(void **state)
 static void a_failing_tick_names_its_cause_and_its_stage(void **state)
 {
     (void)state;
-    char *script = write_script("fail_tick 1 OUT_OF_MEMORY\n");
+    char script[FAKE_SCRIPT_PATH];
+    fake_script_file("fail_tick 1 OUT_OF_MEMORY\n", script);
     for (uint32_t stage = 0; stage < 2; stage++) {
         char text[64];
         snprintf(text, sizeof text, "stage %u fail_tick 1 OUT_OF_MEMORY\n", stage);
@@ -415,7 +406,8 @@ static struct msg_ack ask_pool(struct pipeline *p, int stage)
 static void the_watermark_stands_at_the_last_tick_that_was_computed(void **state)
 {
     (void)state;
-    char *script = write_script("stage 1 fail_tick 2 OUT_OF_MEMORY\n");
+    char script[FAKE_SCRIPT_PATH];
+    fake_script_file("stage 1 fail_tick 2 OUT_OF_MEMORY\n", script);
     for (int stage = 0; stage < 2; stage++) {
         struct pipeline *p = open_pipeline(2, PIPELINE_MEM, script);
         struct pipeline_message m;
@@ -477,7 +469,8 @@ static void another_assignment_is_another_pool(void **state)
 static void a_bad_draw_spoils_what_depends_on_it_and_nothing_else(void **state)
 {
     (void)state;
-    char *script = write_script("bad_logits_tick 1\n");
+    char script[FAKE_SCRIPT_PATH];
+    fake_script_file("bad_logits_tick 1\n", script);
     for (uint32_t n_stages = 1; n_stages <= 2; n_stages++) {
         struct pipeline *p = open_pipeline(n_stages, PIPELINE_UNIX, script);
         struct pipeline_message m;
@@ -587,7 +580,8 @@ static void a_writer_that_nobody_reads_is_woken_by_the_next_epoch(void **state)
 {
     (void)state;
     /* Four ticks of 40 rows of 64 KiB are more than a socket holds; stage 1 gets no plan and reads nothing. */
-    char *script = write_script("width 16384\n");
+    char script[FAKE_SCRIPT_PATH];
+    fake_script_file("width 16384\n", script);
     for (enum pipeline_links links = PIPELINE_MEM; links <= PIPELINE_UNIX; links++) {
         struct pipeline *p;
         struct error err = {0};
@@ -620,7 +614,8 @@ static void a_writer_that_nobody_reads_is_woken_by_the_next_epoch(void **state)
 static void an_epoch_during_a_long_load_is_taken_up_after_it(void **state)
 {
     (void)state;
-    char *script = write_script("load_ms 100\n");
+    char script[FAKE_SCRIPT_PATH];
+    fake_script_file("load_ms 100\n", script);
     struct pipeline *p;
     struct error err = {0};
     struct pipeline_message m;
