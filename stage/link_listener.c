@@ -78,13 +78,6 @@ static void drop(struct pending *p)
     p->state = PENDING_NONE;
 }
 
-static void drop_taken(struct link_taken t)
-{
-    link_tls_destroy(t.tls);
-    if (t.fd >= 0)
-        close(t.fd);
-}
-
 static void refuse(struct link_listener *l, struct pending *p, const char *why)
 {
     LOG_DEBUG("a connection was closed in the handshake: %s", why);
@@ -212,7 +205,7 @@ static void hand_over(struct link_listener *l, struct pending *p)
         pthread_cond_broadcast(&l->moved);
     }
     pthread_mutex_unlock(&l->lock);
-    drop_taken(old);
+    link_taken_drop(&old);
     p->tls = NULL;
     p->state = PENDING_NONE;
 }
@@ -375,6 +368,14 @@ static void *listener_run(void *arg)
 
 /* --- everybody else's side ------------------------------------------------------------------------------------------------------ */
 
+void link_taken_drop(struct link_taken *t)
+{
+    link_tls_destroy(t->tls);
+    if (t->fd >= 0)
+        close(t->fd);
+    *t = (struct link_taken){.fd = -1};
+}
+
 static void close_all(struct link_listener *l)
 {
     for (int i = 0; i < 2; i++)
@@ -384,7 +385,7 @@ static void close_all(struct link_listener *l)
         close(l->wake_fd);
     if (l->abort_fd >= 0)
         close(l->abort_fd);
-    drop_taken(l->taken);
+    link_taken_drop(&l->taken);
 }
 
 enum status link_listener_create(int tcp_fd, int unix_fd, struct link_tls_context *tls, struct link_listener **out,
@@ -476,7 +477,7 @@ void link_listener_forget(struct link_listener *l)
     l->taken = (struct link_taken){.fd = -1};
     memset(l->key, 0, sizeof l->key);
     pthread_mutex_unlock(&l->lock);
-    drop_taken(left);
+    link_taken_drop(&left);
 }
 
 void link_listener_abort(struct link_listener *l, uint64_t generation)

@@ -32,6 +32,8 @@ struct link_taken {
     int fd;
     struct link_tls *tls; /* NULL: plain */
 };
+/* Closes it; fd -1 is nothing. */
+void link_taken_drop(struct link_taken *t);
 
 /* Waits for the expected edge. */
 enum status link_listener_take(struct link_listener *l, uint64_t generation, int64_t deadline_ns, struct link_taken *out);

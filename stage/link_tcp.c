@@ -305,14 +305,6 @@ static void size_buffer(int fd, int is_unix, size_t bytes)
         setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &(int){(int)(2 * bytes)}, sizeof(int));
 }
 
-static void drop_taken(struct link_taken *t)
-{
-    link_tls_destroy(t->tls);
-    if (t->fd >= 0)
-        close(t->fd);
-    *t = (struct link_taken){.fd = -1};
-}
-
 static enum status connect_once(struct socket_port *p, const struct link_form *f, int64_t deadline_ns, struct link_taken *out,
                                 struct error *err)
 {
@@ -348,7 +340,7 @@ static enum status connect_once(struct socket_port *p, const struct link_form *f
     if (s == STATUS_OK)
         *out = made;
     else
-        drop_taken(&made);
+        link_taken_drop(&made);
     return s;
 }
 
@@ -388,11 +380,11 @@ static enum status port_form(struct link_port *base, const struct link_form *f, 
     if (s == STATUS_OK)
         s = link_socket_create(to.fd, to.tls, &pair.out);
     else
-        drop_taken(&to);
+        link_taken_drop(&to);
     if (s == STATUS_OK)
         s = link_socket_create(from.fd, from.tls, &pair.in);
     else
-        drop_taken(&from);
+        link_taken_drop(&from);
     if (s == STATUS_OK)
         *out = pair;
     else
