@@ -204,18 +204,18 @@ static void say_why_lost(const struct kv_options *o)
 enum status kv_pool_open(const struct kv_options *o, struct kv_pool *out, struct error *err)
 {
     ASSERT(o->n_blocks > 0);
-    struct kv_pool p = {.own_fd = o->fd < 0 ? memfd_create("sluice-kv", MFD_CLOEXEC) : -1};
-    const int fd = o->fd < 0 ? p.own_fd : o->fd;
+    struct kv_pool p = {0};
+    const int fd = o->fd < 0 ? memfd_create("sluice-kv", MFD_CLOEXEC) : o->fd;
     if (fd < 0)
         return error_set(err, STATUS_IO, "cannot make a memfd for the KV pool: %s", strerror(errno));
     say_why_lost(o);
     enum status s = map(o, fd, &p, err);
+    if (o->fd < 0)
+        close(fd); /* the mapping keeps it */
     if (s == STATUS_OK && !p.kept)
         s = name_content(p.header, o, err);
     if (s != STATUS_OK) {
         kv_pool_close(&p);
-        if (p.own_fd >= 0)
-            close(p.own_fd);
         return s;
     }
     say_what_became(o, &p);
@@ -228,9 +228,7 @@ void kv_pool_close(struct kv_pool *p)
     if (!p->data)
         return;
     munmap(p->header, KV_HEADER_BYTES + p->bytes);
-    if (p->own_fd >= 0)
-        close(p->own_fd);
-    *p = (struct kv_pool){.own_fd = -1};
+    *p = (struct kv_pool){0};
 }
 
 struct kv_view kv_pool_view(const struct kv_pool *p, uint32_t layer)

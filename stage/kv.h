@@ -62,7 +62,6 @@ struct kv_pool {
     uint8_t *data;
     size_t bytes;             /* of the blocks */
     struct kv_header *header; /* in front of data */
-    int own_fd;               /* -1: the descriptor is the caller's, or there is none */
     int kept;                 /* an earlier process's content was taken up */
 };
 
