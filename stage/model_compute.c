@@ -82,6 +82,8 @@ static enum status check_assignment(const struct model_compute *m, const struct 
 struct memory_plan {
     uint64_t free, weights, buffers, kv;
     uint32_t n_blocks;
+    struct kv_meaning meaning;
+    int kept; /* the pool that lies there is taken up */
 };
 
 static struct kv_meaning kv_meaning(const struct model_compute *m, const struct msg_assign *a)
@@ -127,10 +129,11 @@ static enum status choose_blocks(const struct msg_assign *a, uint64_t block_byte
 static enum status plan_memory(struct model_compute *m, const struct msg_assign *a, struct memory_plan *p, struct error *err)
 {
     const struct forward_options fo = {.weights = &m->weights, .team = m->team, .max_rows = a->max_rows};
-    const struct kv_meaning k = kv_meaning(m, a);
     *p = (struct memory_plan){.free = m->memory_bytes ? m->memory_bytes : memory_available("") / m->host_stages,
-                              .weights = m->weights.memory_bytes, .buffers = forward_bytes(&fo)};
-    TRY(choose_blocks(a, kv_block_bytes(&k.shape), kv_pool_kept_blocks(m->kv_fd, &k), p, err));
+                              .weights = m->weights.memory_bytes, .buffers = forward_bytes(&fo), .meaning = kv_meaning(m, a)};
+    const uint32_t kept = kv_pool_kept_blocks(m->kv_fd, &p->meaning);
+    TRY(choose_blocks(a, kv_block_bytes(&p->meaning.shape), kept, p, err));
+    p->kept = kept == p->n_blocks;
     uint64_t held = kv_fd_resident(m->kv_fd), needs = p->weights + p->buffers + SLACK_BYTES + p->kv;
     needs -= held < p->kv ? held : p->kv;
     if (p->free && needs > p->free)
@@ -142,10 +145,10 @@ static enum status plan_memory(struct model_compute *m, const struct msg_assign 
 }
 
 /* Fills m->costs: as an earlier process measured them where it left its pool, else by warm ticks. */
-static enum status find_costs(struct model_compute *m, const struct msg_assign *a, struct kv_costs *c, struct error *err)
+static enum status find_costs(struct model_compute *m, const struct msg_assign *a, const struct kv_shape *shape,
+                              struct kv_costs *c, struct error *err)
 {
-    const struct kv_meaning k = kv_meaning(m, a);
-    const struct calibrate_options co = {.forward = m->forward, .weights = &m->weights, .kv = k.shape,
+    const struct calibrate_options co = {.forward = m->forward, .weights = &m->weights, .kv = *shape,
                                          .max_rows = a->max_rows, .slots = a->slots, .context = a->context};
     memset(c, 0, sizeof *c);
     c->max_rows = a->max_rows;
@@ -169,16 +172,15 @@ static enum status find_costs(struct model_compute *m, const struct msg_assign *
 }
 
 /* The pool and what ticks cost. A new pool is taken after the warm ticks, which need memory for a while. */
-static enum status open_pool(struct model_compute *m, const struct msg_assign *a, uint32_t n_blocks, struct error *err)
+static enum status open_pool(struct model_compute *m, const struct msg_assign *a, const struct memory_plan *p, struct error *err)
 {
-    const struct kv_options ko = {.meaning = kv_meaning(m, a), .n_blocks = n_blocks, .fd = m->kv_fd};
-    const int kept = kv_pool_kept_blocks(m->kv_fd, &ko.meaning) == n_blocks;
+    const struct kv_options ko = {.meaning = p->meaning, .n_blocks = p->n_blocks, .fd = m->kv_fd};
     struct kv_costs costs;
-    if (kept)
+    if (p->kept)
         TRY(kv_pool_open(&ko, &m->pool, err));
     if (!m->skip_calibration)
-        TRY(find_costs(m, a, &costs, err));
-    if (!kept)
+        TRY(find_costs(m, a, &p->meaning.shape, &costs, err));
+    if (!p->kept)
         TRY(kv_pool_open(&ko, &m->pool, err));
     if (!m->skip_calibration)
         kv_pool_keep_costs(&m->pool, &costs);
@@ -195,7 +197,7 @@ static enum status take_all(struct model_compute *m, const struct msg_assign *a,
     const struct forward_options fo = {.weights = &m->weights, .team = m->team, .max_rows = a->max_rows};
     TRY(forward_create(&fo, &m->forward, err));
     m->costs = (struct msg_loaded){.n_blocks = plan.n_blocks, .weight_bytes = plan.weights, .kv_bytes = plan.kv};
-    TRY(open_pool(m, a, plan.n_blocks, err));
+    TRY(open_pool(m, a, &plan, err));
     forward_set_pool(m->forward, &m->pool);
     m->base.pool = &m->pool;
     LOG_INFO("KV pool: %u blocks of %u positions, %s", plan.n_blocks, a->kv_block, memory_print(plan.kv).text);
