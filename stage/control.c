@@ -105,11 +105,13 @@ static int closed(struct control *c)
 /* One that comes up later than its stages is the usual way; one that is not found for long, or that refuses our certificate, is not. */
 static void look_for_coordinator(struct control *c, int64_t now_ns)
 {
-    if (!c->open && c->say_ns && now_ns >= c->say_ns)
+    if (c->open || !c->say_ns) {
+        c->say_ns = now_ns + SAY_FIRST_S * NS_PER_S;
+    } else if (now_ns >= c->say_ns) {
         LOG_WARN("no connection to a coordinator at %s yet%s", c->o.coordinator,
                  rpc_tls_is_mutual(c->o.tls) ? "; one whose certificate, or ours, is not accepted looks like that too" : "");
-    if (c->open || !c->say_ns || now_ns >= c->say_ns)
-        c->say_ns = now_ns + (c->open || !c->say_ns ? SAY_FIRST_S : SAY_AGAIN_S) * NS_PER_S;
+        c->say_ns = now_ns + SAY_AGAIN_S * NS_PER_S;
+    }
 }
 
 static void on_timer(void *arg)
