@@ -423,7 +423,6 @@ void worker__run_plan(struct worker *w, const struct plan *p, int64_t taken_ns)
         .tick = {.tick = p->tick, .rows = w->rows, .samples = w->samples, .out = (float *)(void *)w->out},
         .timing = {.tick = p->tick,
                    .stage = w->assign.stage,
-                   .n_rows = p->n_rows,
                    .wait_plan_us = idle_ns > 0 ? (uint32_t)(idle_ns / NS_PER_US) : 0},
     };
     enum status s = run(&t, &reported, &err);
