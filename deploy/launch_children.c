@@ -27,7 +27,7 @@ static struct child *add_child(struct launcher *l, const char *name, const char 
     int n = config_child_flags(&l->config, kind, c->argv + 1, MAX_CHILD_ARGS - 16);
     c->argv[n + 1] = NULL;
     if (!l->config.token_file)
-        c->env[c->n_env++] = text("SLUICE_SECRET_FD=%d", l->secret_fd);
+        supervisor_pass(c, "SECRET", l->secret_fd);
     return c;
 }
 

@@ -86,11 +86,11 @@ static void make_secret(char secret[65])
         snprintf(secret + 2 * i, 3, "%02x", bytes[i]);
 }
 
-/* A sealed memfd: children inherit it, nothing of it is on a command line or in the environment. */
+/* A sealed memfd that is handed down: nothing of it is on a command line or in the environment. */
 static enum status keep_secret(struct launcher *l, struct error *err)
 {
     size_t n = strlen(l->job.secret);
-    l->secret_fd = memfd_create("sluice-secret", MFD_ALLOW_SEALING);
+    l->secret_fd = memfd_create("sluice-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (l->secret_fd < 0 || write(l->secret_fd, l->job.secret, n) != (ssize_t)n ||
         fcntl(l->secret_fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         return error_set(err, STATUS_IO, "the secret cannot be kept: %s", strerror(errno));
