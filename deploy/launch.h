@@ -76,7 +76,9 @@ void launch_tell_starter(struct launcher *l, int code, const char *why);
 
 /* --- launch_run.c --- */
 
-/* Signals come by descriptor from here on, in this thread and those that follow. */
+/* These signals come by this descriptor from here on, in this thread and those that follow; -1: errno says why. */
+int launch_signals_fd(const int *signals, size_t n);
+/* All that a supervisor obeys: l->signal_fd, and the pipe that says ready. */
 enum status launch_open_signals(struct launcher *l, struct error *err);
 /* Runs the children until the job ends and none is left; l->exit_code says how. */
 void launch_supervise(struct launcher *l);

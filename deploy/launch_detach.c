@@ -86,18 +86,6 @@ void launch_close_files(struct launcher *l)
 
 /* --- the process that mpirun waits for ------------------------------------------------------------------------------------------- */
 
-static int asked_signals(void)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGUSR1);
-    sigaddset(&set, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set, NULL);
-    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
 /* The exit code of this process: that of a start that failed, or 0. */
 static int report(const struct launcher *l, const struct word *w, pid_t supervisor)
 {
@@ -174,7 +162,8 @@ static void redirect(const struct launcher *l)
 
 enum status launch_detach(struct launcher *l, struct error *err)
 {
-    int pair[2], signals = asked_signals();
+    const int asked[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+    int pair[2], signals = launch_signals_fd(asked, ARRAY_LEN(asked));
     if (signals < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
         return error_set(err, STATUS_IO, "--detach: %s", strerror(errno));
     fflush(NULL);

@@ -20,16 +20,21 @@ static const int64_t REJOIN_NS = 1 * NS_PER_S, MAX_REJOIN_NS = 5 * NS_PER_S;
 enum { LOOK_MS = 250 }; /* how often the children's beats are heard */
 enum { RELEASED_DELAY_MS = 1000 };
 
-enum status launch_open_signals(struct launcher *l, struct error *err)
+int launch_signals_fd(const int *signals, size_t n)
 {
     sigset_t set;
     sigemptyset(&set);
-    const int signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP};
-    for (size_t i = 0; i < ARRAY_LEN(signals); i++)
+    for (size_t i = 0; i < n; i++)
         sigaddset(&set, signals[i]);
     sigprocmask(SIG_BLOCK, &set, NULL);
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+enum status launch_open_signals(struct launcher *l, struct error *err)
+{
+    const int signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP};
     signal(SIGPIPE, SIG_IGN);
-    l->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    l->signal_fd = launch_signals_fd(signals, ARRAY_LEN(signals));
     if (l->signal_fd < 0 || pipe2(l->ready_pipe, O_CLOEXEC | O_NONBLOCK) != 0)
         return error_set(err, STATUS_IO, "signals: %s", strerror(errno));
     return STATUS_OK;
