@@ -318,13 +318,11 @@ enum status supervisor_restart(struct supervisor *s, const struct child_end *end
         if (now_ns - c->restarted_ns[i] < RESTART_WINDOW_NS)
             c->restarted_ns[kept++] = c->restarted_ns[i];
     c->n_restarts = kept;
-    if (counts && (kept >= s->restart_limit || (kept == MAX_RESTARTS_KEPT && s->restart_limit <= MAX_RESTARTS_KEPT)))
+    if (counts && kept >= s->restart_limit)
         return STATUS_FULL;
     if (counts && kept < MAX_RESTARTS_KEPT)
         c->restarted_ns[c->n_restarts++] = now_ns;
     *out = (struct restart){.delay_ms = back_off_ms(s, c, end), .left = s->restart_limit - c->n_restarts};
-    if (out->left < 0)
-        out->left = 0;
     c->start_at_ns = now_ns + out->delay_ms * NS_PER_MS;
     return STATUS_OK;
 }

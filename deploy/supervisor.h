@@ -24,7 +24,7 @@ struct child {
     const char *argv[MAX_CHILD_ARGS];
     char *env[MAX_CHILD_ENV];          /* NAME=VALUE on top of the launcher's environment */
     int n_env;
-    int pass_fds[MAX_CHILD_FDS];       /* descriptors that only this child inherits */
+    int pass_fds[MAX_CHILD_FDS];       /* descriptors that it inherits; the others only if they are passed too */
     char pass_env[MAX_CHILD_FDS][48];  /* their variables */
     int n_pass;
     char own_flag[16];                 /* a flag's value that changes with the process */
@@ -82,7 +82,8 @@ void supervisor_start_due(struct supervisor *s, int64_t now_ns);
 /* Time of the next start, or INT64_MAX. */
 int64_t supervisor_next_start(const struct supervisor *s);
 /* Gives c memory (a memfd, SLUICE_<name>_FD) with the same content in every process that c will be, until one ends in a way
- * after which it cannot be trusted: by SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE or with code 70. Then the next gets an empty one. */
+ * after which it cannot be trusted: by SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS or with
+ * code 70. Then the next gets an empty one. */
 enum status supervisor_keep_memory(struct child *c, const char *name, struct error *err);
 /* Hears the beats and kills whoever has been silent for silence_ns. Call it every quarter of a second: a gap between two calls
  * says that this process was stopped itself, and nobody is judged by what was not heard then. */
