@@ -147,10 +147,11 @@ static void accept_all(struct job *j, int64_t now_ns)
         int i = 0;
         while (i < 2 * JOB_MAX_RANKS && j->lines[i].fd >= 0)
             i++;
-        if (i == 2 * JOB_MAX_RANKS)
+        if (i == 2 * JOB_MAX_RANKS) {
             close(fd);
-        else
-            j->lines[i] = (struct job_line){.fd = fd, .rank = -1, .since_ns = now_ns};
+            continue;
+        }
+        j->lines[i] = (struct job_line){.fd = fd, .rank = -1, .since_ns = now_ns};
         watch_peer(fd);
     }
 }
