@@ -14,7 +14,6 @@ const uint8_t ends_key[32] = {1, 2, 3};
 
 /* --- two ports and their links -------------------------------------------------------------------------------------------------- */
 
-
 struct link_form ends_form(uint32_t stage, uint64_t epoch, struct link_port *next)
 {
     struct link_form f = {.generation = epoch, .session = ENDS_SESSION, .epoch = epoch, .stage = stage, .n_stages = 2,
@@ -39,7 +38,6 @@ void ends_join(struct end e[2])
     pthread_join(t, NULL);
 }
 
-
 static struct mem_hub *hub;
 
 struct link_port *ends_make_port(enum how how)
@@ -56,15 +54,29 @@ struct link_port *ends_make_port(enum how how)
     return p;
 }
 
-void ends_open(enum how how, struct end e[2])
+void ends_make(enum how how, struct end e[2])
 {
-    signal(SIGPIPE, SIG_IGN);
-    assert_int_equal(mem_hub_create(&hub), STATUS_OK);
     memset(e, 0, 2 * sizeof *e);
     for (int i = 0; i < 2; i++)
         e[i].port = ends_make_port(how);
     for (int i = 0; i < 2; i++)
         e[i].form = ends_form((uint32_t)i, 1, e[1 - i].port);
+}
+
+void ends_destroy(struct end e[2])
+{
+    for (int i = 0; i < 2; i++) {
+        link_destroy(e[i].pair.in);
+        link_destroy(e[i].pair.out);
+        link_port_destroy(e[i].port);
+    }
+}
+
+void ends_open(enum how how, struct end e[2])
+{
+    signal(SIGPIPE, SIG_IGN);
+    assert_int_equal(mem_hub_create(&hub), STATUS_OK);
+    ends_make(how, e);
     ends_join(e);
     for (int i = 0; i < 2; i++)
         if (e[i].status != STATUS_OK)
@@ -73,11 +85,7 @@ void ends_open(enum how how, struct end e[2])
 
 void ends_close(struct end e[2])
 {
-    for (int i = 0; i < 2; i++) {
-        link_destroy(e[i].pair.in);
-        link_destroy(e[i].pair.out);
-        link_port_destroy(e[i].port);
-    }
+    ends_destroy(e);
     mem_hub_destroy(hub);
 }
 

@@ -28,6 +28,8 @@ extern const uint8_t ends_key[32];
 void ends_open(enum how how, struct end e[2]);
 void ends_close(struct end e[2]);
 struct link_port *ends_make_port(enum how how);
+void ends_make(enum how how, struct end e[2]); /* the ports alone, and what each asks for in epoch 1; not IN_MEMORY */
+void ends_destroy(struct end e[2]);            /* the links that were formed, and the ports */
 /* What stage `stage` of two asks for in an epoch; next: the other's port. */
 struct link_form ends_form(uint32_t stage, uint64_t epoch, struct link_port *next);
 void *ends_form_thread(void *end);  /* forms one end */

@@ -239,12 +239,9 @@ static void auto_takes_unix_only_with_the_same_boot_and_namespace(void **state)
                 snprintf(e[i].form.next.unix_name, sizeof e[i].form.next.unix_name, "sluice-of-a-stranger");
         }
         ends_join(e);
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 2; i++)
             assert_int_equal(e[i].status, STATUS_OK);
-            link_destroy(e[i].pair.in);
-            link_destroy(e[i].pair.out);
-            link_port_destroy(e[i].port);
-        }
+        ends_destroy(e);
     }
 }
 
@@ -359,11 +356,7 @@ static void check_early(enum how how)
 {
     struct end e[2];
     pthread_t t;
-    memset(e, 0, sizeof e);
-    for (int i = 0; i < 2; i++)
-        e[i].port = ends_make_port(how);
-    for (int i = 0; i < 2; i++)
-        e[i].form = ends_form((uint32_t)i, 1, e[1 - i].port);
+    ends_make(how, e);
     pthread_create(&t, NULL, ends_form_thread, &e[1]);
     usleep(50000); /* its hello is here, our LINKS are not */
     struct link_socket_counters n;
@@ -376,11 +369,7 @@ static void check_early(enum how how)
     link_socket_port_counters(e[0].port, &n);
     assert_int_equal(n.accepted, 1);
     assert_int_equal(n.refused + n.stale, 0);
-    for (int i = 0; i < 2; i++) {
-        link_destroy(e[i].pair.in);
-        link_destroy(e[i].pair.out);
-        link_port_destroy(e[i].port);
-    }
+    ends_destroy(e);
 }
 
 static void a_neighbour_that_knows_the_epoch_first_waits_for_us(void **state)
@@ -393,11 +382,7 @@ static void a_neighbour_that_knows_the_epoch_first_waits_for_us(void **state)
 static void check_keys(enum how how)
 {
     struct end e[2];
-    memset(e, 0, sizeof e);
-    for (int i = 0; i < 2; i++)
-        e[i].port = ends_make_port(how);
-    for (int i = 0; i < 2; i++)
-        e[i].form = ends_form((uint32_t)i, 1, e[1 - i].port);
+    ends_make(how, e);
     e[1].form.key[31] ^= 1;
     e[0].form.timeout_ms = e[1].form.timeout_ms = 150;
     ends_join(e);

@@ -339,11 +339,7 @@ static void an_epoch_that_ends_closes_who_waits_for_it(void **state)
     struct end e[2];
     pthread_t t;
     (void)state;
-    memset(e, 0, sizeof e);
-    for (int i = 0; i < 2; i++)
-        e[i].port = ends_make_port(BY_TLS);
-    for (int i = 0; i < 2; i++)
-        e[i].form = ends_form((uint32_t)i, 1, e[1 - i].port);
+    ends_make(BY_TLS, e);
     e[1].form.timeout_ms = 5000;
     pthread_create(&t, NULL, ends_form_thread, &e[1]);
     usleep(50000);
@@ -357,12 +353,9 @@ static void an_epoch_that_ends_closes_who_waits_for_it(void **state)
         e[i].form.generation = 2;
     }
     ends_join(e);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         assert_int_equal(e[i].status, STATUS_OK);
-        link_destroy(e[i].pair.in);
-        link_destroy(e[i].pair.out);
-        link_port_destroy(e[i].port);
-    }
+    ends_destroy(e);
 }
 
 int main(void)

@@ -1,7 +1,6 @@
 /* Connections that say nothing. They stay for the handshake's deadline, so this takes seconds. */
 #include "tests/unit/stage/ends.h"
 
-#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,16 +15,12 @@ static void mute_connections_neither_stay_nor_keep_a_neighbour_out(void **state)
     struct end e[2];
     int mute[LISTENER_MAX_PENDING + 10];
     const int n_mute = (int)(sizeof mute / sizeof mute[0]);
-    memset(e, 0, sizeof e);
-    for (int i = 0; i < 2; i++)
-        e[i].port = ends_make_port(BY_TCP);
+    ends_make(BY_TCP, e);
     for (int i = 0; i < n_mute; i++) {
         mute[i] = ends_connect_to(e[0].port, 0);
         if (i % 2)
             send(mute[i], "SLUILNK1 half a hello", 20, MSG_NOSIGNAL);
     }
-    for (int i = 0; i < 2; i++)
-        e[i].form = ends_form((uint32_t)i, 1, e[1 - i].port);
     int64_t start_ns = clock_now_ns();
     ends_join(e);
     assert_int_equal(e[0].status, STATUS_OK);
@@ -38,11 +33,7 @@ static void mute_connections_neither_stay_nor_keep_a_neighbour_out(void **state)
         assert_true(ends_closed_after(mute[i], 4000) < 3000);
         close(mute[i]);
     }
-    for (int i = 0; i < 2; i++) {
-        link_destroy(e[i].pair.in);
-        link_destroy(e[i].pair.out);
-        link_port_destroy(e[i].port);
-    }
+    ends_destroy(e);
 }
 
 int main(void)
