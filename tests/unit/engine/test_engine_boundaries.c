@@ -139,37 +139,32 @@ static void a_stage_may_end_at_every_message_and_frame_while_requests_run(void *
     assert_int_equal(ground_count_fds(), fds);
 }
 
-static void the_coordinator_may_end_at_every_message(void **state)
+static void coordinator_ends_at(int from_start, uint32_t limit)
 {
-    (void)state;
     uint32_t fds = ground_count_fds();
     struct ground g;
     ground_open(&g, 2, NULL, flags);
     n_ends = n_runs = 0;
     for (int point = BED_ENGINE_SENDS; point <= BED_ENGINE_TELLS; point++)
         for (int after = 0; after < 2; after++)
-            end_at_each(&g, &(struct cut){(enum bed_point)point, 0, after, 0}, MAX_N);
-    print_message("coordinator: %u ends in %u runs\n", n_ends, n_runs);
+            end_at_each(&g, &(struct cut){(enum bed_point)point, 0, after, from_start}, limit);
+    print_message("coordinator%s: %u ends in %u runs\n", from_start ? " on its way up" : "", n_ends, n_runs);
     assert_true(n_ends > 40);
     ground_close(&g);
     assert_int_equal(ground_count_fds(), fds);
+}
+
+static void the_coordinator_may_end_at_every_message(void **state)
+{
+    (void)state;
+    coordinator_ends_at(0, MAX_N);
 }
 
 /* One after the other, while stages attach and requests come back. */
 static void a_coordinator_may_end_at_every_step_of_its_way_up(void **state)
 {
     (void)state;
-    uint32_t fds = ground_count_fds();
-    struct ground g;
-    ground_open(&g, 2, NULL, flags);
-    n_ends = n_runs = 0;
-    for (int point = BED_ENGINE_SENDS; point <= BED_ENGINE_TELLS; point++)
-        for (int after = 0; after < 2; after++)
-            end_at_each(&g, &(struct cut){(enum bed_point)point, 0, after, 1}, 12);
-    print_message("coordinator on its way up: %u ends in %u runs\n", n_ends, n_runs);
-    assert_true(n_ends > 40);
-    ground_close(&g);
-    assert_int_equal(ground_count_fds(), fds);
+    coordinator_ends_at(1, 12);
 }
 
 int main(void)
