@@ -61,19 +61,14 @@ struct server {
 
 /* --- the list ----------------------------------------------------------------------------------------------------- */
 
-static void list_add(struct server *s, struct exchange *x)
+static void list_add(struct server *s, struct exchange *x, int first)
 {
     pthread_mutex_lock(&s->lock);
-    list_push_back(&s->exchanges, &x->link);
+    if (first)
+        list_push_front(&s->exchanges, &x->link);
+    else
+        list_push_back(&s->exchanges, &x->link);
     s->n_exchanges++;
-    pthread_mutex_unlock(&s->lock);
-}
-
-static void list_drop(struct server *s, struct exchange *x)
-{
-    pthread_mutex_lock(&s->lock);
-    list_remove(&x->link);
-    s->n_exchanges--;
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -87,13 +82,7 @@ uint32_t server_open_requests(struct server *s)
 
 void server_adopt(struct server *s, struct exchange *x, int first)
 {
-    pthread_mutex_lock(&s->lock);
-    if (first)
-        list_push_front(&s->exchanges, &x->link);
-    else
-        list_push_back(&s->exchanges, &x->link);
-    s->n_exchanges++;
-    pthread_mutex_unlock(&s->lock);
+    list_add(s, x, first);
     pthread_mutex_lock(&x->lock);
     server_watch(s, x);
     pthread_mutex_unlock(&x->lock);
@@ -101,7 +90,10 @@ void server_adopt(struct server *s, struct exchange *x, int first)
 
 void server_forget(struct server *s, struct exchange *x)
 {
-    list_drop(s, x);
+    pthread_mutex_lock(&s->lock);
+    list_remove(&x->link);
+    s->n_exchanges--;
+    pthread_mutex_unlock(&s->lock);
     exchange_release(x);
 }
 
@@ -314,7 +306,7 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *conn, cons
     *con_cls = x;
     x->can_hold = can_hold(conn, version);
     x->close_after = wants_close(conn);
-    list_add(s, x);
+    list_add(s, x, 0);
     MHD_set_connection_option(conn, MHD_CONNECTION_OPTION_TIMEOUT,
                               (unsigned)(IDLE_TIMEOUT_S + s->gw->config->write_stall_ms / 1000));
     struct request_head head;
@@ -401,8 +393,7 @@ static void on_completed(void *cls, struct MHD_Connection *conn, void **con_cls,
     if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK)
         exchange_leave(x);
     pthread_mutex_unlock(&x->lock);
-    list_drop(s, x);
-    exchange_release(x);
+    server_forget(s, x);
 }
 
 static void on_mhd_log(void *cls, const char *fmt, va_list ap)
