@@ -172,7 +172,6 @@ static void complete(struct adopt *all, struct adopted *a, int well)
     pthread_mutex_lock(&x->lock);
     server_unwatch(all->gw->server, x);
     x->adopted = NULL;
-    x->completed = 1;
     int close_after = x->close_after;
     if (well)
         exchange_unhold(x);

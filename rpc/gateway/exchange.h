@@ -68,8 +68,8 @@ struct exchange {
     void *op;
     struct buf body;
     size_t body_discarded;
-    int body_over, refused; /* refused: a reply was made before the body was read */
-    int started, suspended, gone, watched, completed;
+    int refused; /* a reply was made before the body was read */
+    int started, suspended, gone, watched;
     int have_reply, streaming, ended, http;
     int retry_after_s;
     const char *content_type, *allow;

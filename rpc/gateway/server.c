@@ -387,7 +387,6 @@ static void on_completed(void *cls, struct MHD_Connection *conn, void **con_cls,
     server_unwatch(s, x);
     exchange_unhold(x);
     x->conn = NULL;
-    x->completed = 1;
     if (!x->started) /* else start() does, which may be reading it at this moment */
         drop_body(s, x);
     if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK)
