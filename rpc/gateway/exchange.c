@@ -87,8 +87,7 @@ struct keeper *exchange_hold(struct exchange *x)
     enum { UNREAD_MAX = 16 << 10 }; /* with more of an older answer on its way, a head might not be sent in one piece */
     uint64_t position;
     int unread = 0;
-    /* What goes on in another process must go on in its bytes, and the keys of a TLS connection die with this one. */
-    if (!x->gw->held || x->gw->tls || !x->can_hold || !x->conn || x->have_reply || x->gone || x->keeper)
+    if (!x->gw->held || !x->can_hold || !x->conn || x->have_reply || x->gone || x->keeper)
         return NULL;
     if (ioctl(x->fd, SIOCOUTQ, &unread) != 0 || unread > UNREAD_MAX || keeper_position(x->fd, &position) != STATUS_OK ||
         keeper_create(position, &x->keeper) != STATUS_OK)

@@ -285,10 +285,9 @@ static enum MHD_Result refuse(struct exchange *x, uint64_t content_length, const
 }
 
 /* A process that dies takes the state of TLS with it; what HTTP/1.0 gets has no frames to find one's place in. */
-static int can_hold(struct MHD_Connection *conn, const char *version)
+static int can_hold(const struct server *s, const char *version)
 {
-    const union MHD_ConnectionInfo *tls = MHD_get_connection_info(conn, MHD_CONNECTION_INFO_GNUTLS_SESSION);
-    return strcmp(version, MHD_HTTP_VERSION_1_1) == 0 && (!tls || !tls->tls_session);
+    return !s->gw->tls && strcmp(version, MHD_HTTP_VERSION_1_1) == 0;
 }
 
 static int wants_close(struct MHD_Connection *conn)
@@ -304,7 +303,7 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *conn, cons
     if (!x)
         return MHD_NO;
     *con_cls = x;
-    x->can_hold = can_hold(conn, version);
+    x->can_hold = can_hold(s, version);
     x->close_after = wants_close(conn);
     list_add(s, x, 0);
     MHD_set_connection_option(conn, MHD_CONNECTION_OPTION_TIMEOUT,
