@@ -173,11 +173,16 @@ struct keeper_state *keeper_state(struct keeper *k)
 
 /* --- writing ---------------------------------------------------------------------------------------------------------- */
 
+/* What a record of len bytes takes in the file. */
+static uint64_t padded(uint64_t len)
+{
+    return (sizeof(struct record_head) + len + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
+}
+
 /* Room for a record of len bytes, whose head is written; NULL when there is none. */
 static char *add_record(struct keeper *k, uint32_t kind, size_t len)
 {
-    size_t padded = (sizeof(struct record_head) + len + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
-    uint64_t end = RECORDS_AT + k->at + padded, twice = 2 * (uint64_t)k->size;
+    uint64_t end = RECORDS_AT + k->at + padded(len), twice = 2 * (uint64_t)k->size;
     k->failed |= len > KEEPER_FILE_BYTES;
     if (!k->failed && end > k->size)
         k->failed = grow(k, end > twice ? (end + KEEPER_PAGE - 1) / KEEPER_PAGE * KEEPER_PAGE : twice) != STATUS_OK;
@@ -186,7 +191,7 @@ static char *add_record(struct keeper *k, uint32_t kind, size_t len)
     struct record_head h = {kind, (uint32_t)len};
     char *to = k->map + RECORDS_AT + k->at;
     memcpy(to, &h, sizeof h);
-    k->at += padded;
+    k->at += padded(len);
     return to + sizeof h;
 }
 
@@ -328,7 +333,7 @@ int keeper_next(const struct kept *k, uint64_t *at, struct keeper_record *out)
         return 0;
     memcpy(&h, k->records + *at, sizeof h);
     *out = (struct keeper_record){h.kind, h.len, k->records + *at + sizeof h};
-    *at += (sizeof h + (uint64_t)h.len + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
+    *at += padded(h.len);
     return 1;
 }
 
@@ -340,11 +345,10 @@ static int records_are_sane(const struct kept *k)
         if (end - at < sizeof h)
             return 0;
         memcpy(&h, k->records + at, sizeof h);
-        uint64_t padded = (sizeof h + (uint64_t)h.len + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
-        if (padded > end - at || h.kind == 0 || h.kind >= KEEPER_KINDS)
+        if (padded(h.len) > end - at || h.kind == 0 || h.kind >= KEEPER_KINDS)
             return 0;
         n_appended += h.kind == KEEPER_APPENDED ? h.len : 0;
-        at += padded;
+        at += padded(h.len);
     }
     return k->state.appended <= n_appended;
 }

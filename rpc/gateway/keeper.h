@@ -125,8 +125,8 @@ struct keeper_rest {
     uint64_t content_at; /* then content from here */
 };
 enum status keeper_rest(const struct keeper_state *s, uint64_t head_bytes, uint64_t position, struct keeper_rest *out);
+uint64_t keeper_frame_bytes(const struct keeper_state *s); /* the frame under way, on the wire */
 /* Writes the frame around n bytes of content, or the last one, as libmicrohttpd does. */
-uint64_t keeper_frame_bytes(const struct keeper_state *s);
 void keeper_frame_open(struct buf *out, size_t n);
 void keeper_frame_close(struct buf *out);
 
