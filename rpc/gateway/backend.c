@@ -14,7 +14,7 @@
 #include "common/base/log.h"
 
 /* A coordinator that came back may serve another model, so the card is asked again after a silence and now and then. */
-enum { MODEL_POLL_MS = 5000, MODEL_FIRST_MS = 50, CALL_TIMEOUT_MS = 900, METRICS_MAX_BYTES = 16 << 20 };
+enum { MODEL_POLL_MS = 5000, MODEL_FIRST_MS = 50, CALL_TIMEOUT_MS = 900, NEVER_WAIT_MS = 1500, METRICS_MAX_BYTES = 16 << 20 };
 
 struct backend {
     struct rpc_channel *channel;
@@ -165,12 +165,12 @@ int backend_ready(struct backend *b)
     return ready;
 }
 
-int backend_answered_once(struct backend *b)
+int64_t backend_new_wait_ms(struct backend *b)
 {
     pthread_mutex_lock(&b->lock);
     int once = b->answered_ns != 0;
     pthread_mutex_unlock(&b->lock);
-    return once;
+    return once ? BACKEND_NEW_WAIT_MS : NEVER_WAIT_MS;
 }
 
 int backend_answers(struct backend *b)

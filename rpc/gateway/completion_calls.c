@@ -14,8 +14,6 @@
 enum {
     RETRY_MS = 50,
     BLIND_RETRY_MS = 1000, /* while the backend hears nothing from the coordinator either */
-    NEW_WAIT_MS = 10000,   /* a request that no coordinator has accepted waits so long for one that was there, */
-    NEVER_WAIT_MS = 1500,  /* and so long for one that this process has never seen */
     MAX_IN_VAIN = 10,      /* losses in a row without a token between them: it may be this request that ends coordinators */
 };
 
@@ -35,7 +33,7 @@ static void give_up(struct completion *c, const char *why)
 static int is_over(const struct completion *c, int64_t now)
 {
     int64_t ms = c->x->gw->config->recovery_timeout_ms;
-    int64_t new_ms = c->adopted || backend_answered_once(c->x->gw->backend) ? NEW_WAIT_MS : NEVER_WAIT_MS;
+    int64_t new_ms = c->adopted ? BACKEND_NEW_WAIT_MS : backend_new_wait_ms(c->x->gw->backend);
     if (!c->n_token && new_ms < ms)
         ms = new_ms;
     return c->lost_ns && now - c->lost_ns > ms * NS_PER_MS;

@@ -16,7 +16,7 @@ enum { TEXT_TIMEOUT_MS = 30000, STATUS_TIMEOUT_MS = 500, REPLY_MAX_BYTES = 1 << 
 /* A scrape is answered within 100 ms, if need be with the page of the last second. */
 enum { METRICS_TIMEOUT_MS = 60 };
 /* As in completion.c: a coordinator that restarts is a pause. */
-enum { LOST_MS = 10000, NEVER_MS = 1500, RETRY_MS = 100 };
+enum { RETRY_MS = 100 };
 
 static void reply_json(struct exchange *x, struct buf *body)
 {
@@ -58,7 +58,7 @@ static void fail(struct text_call *t, const struct error *err)
     int64_t now = clock_now_ns();
     if (!t->lost_ns)
         t->lost_ns = now;
-    int64_t ms = backend_answered_once(t->x->gw->backend) ? LOST_MS : NEVER_MS;
+    int64_t ms = backend_new_wait_ms(t->x->gw->backend);
     if (err->status == STATUS_CLOSED && !t->x->gone && now - t->lost_ns < ms * NS_PER_MS) {
         t->retry_ns = now + RETRY_MS * NS_PER_MS;
         return;
