@@ -326,10 +326,16 @@ static void name_answer(struct completion *c)
         snprintf(hex + 2 * i, 3, "%02x", raw[i]);
     snprintf(c->id, sizeof c->id, "req-%s", hex);
     snprintf(c->head.id, sizeof c->head.id, "%s-%s", c->request.endpoint == ENDPOINT_CHAT ? "chatcmpl" : "cmpl", hex);
-    c->head.endpoint = c->request.endpoint;
     c->head.created_s = clock_wall_s();
+}
+
+static enum status parse(struct completion *c, const void *body, size_t len, struct error *err)
+{
+    enum status s = request_parse(&c->request, body, len, err);
+    c->head.endpoint = c->request.endpoint;
     c->head.include_usage = c->request.include_usage;
     c->head.return_token_ids = c->request.return_token_ids;
+    return s;
 }
 
 static struct completion *create(struct exchange *x, enum endpoint endpoint, size_t body_len)
@@ -379,7 +385,7 @@ void completion_start(struct exchange *x)
     struct completion *c = create(x, x->route->endpoint, x->body.len);
     enum status s = c ? STATUS_OK : error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the request");
     if (c) {
-        s = request_parse(&c->request, x->body.data, x->body.len, &err);
+        s = parse(c, x->body.data, x->body.len, &err);
         name_answer(c);
     }
     pthread_mutex_lock(&x->lock);
@@ -428,8 +434,7 @@ void completion_adopt(struct exchange *x, struct completion_kept *k)
         exchange_leave(x);
         return;
     }
-    enum status s = request_parse(&c->request, k->body.data, k->body.len, &err);
-    name_answer(c);
+    enum status s = parse(c, k->body.data, k->body.len, &err);
     take_kept(c, k);
     attach(c);
     c->adopted = 1;
