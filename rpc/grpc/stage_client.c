@@ -203,13 +203,20 @@ enum status stage_client_create(struct rpc_channel *c, const struct stage_client
     return STATUS_OK;
 }
 
-enum status stage_client_send(struct stage_client *k, const struct from_stage *m)
+/* The stream in this state, with a reference; NULL: there is none. */
+static struct client_stream *take_stream(struct stage_client *k, enum client_state in)
 {
     pthread_mutex_lock(&k->lock);
-    struct client_stream *s = k->state == CLIENT_OPEN ? k->stream : NULL;
+    struct client_stream *s = k->state == in ? k->stream : NULL;
     if (s)
         rpc_call_retain(&s->stream.base);
     pthread_mutex_unlock(&k->lock);
+    return s;
+}
+
+enum status stage_client_send(struct stage_client *k, const struct from_stage *m)
+{
+    struct client_stream *s = take_stream(k, CLIENT_OPEN);
     if (!s)
         return STATUS_CLOSED;
     enum status st = stage_stream__send_from(&s->stream, m);
@@ -219,11 +226,7 @@ enum status stage_client_send(struct stage_client *k, const struct from_stage *m
 
 void stage_client_renew(struct stage_client *k)
 {
-    pthread_mutex_lock(&k->lock);
-    struct client_stream *s = k->state == CLIENT_TRYING ? k->stream : NULL;
-    if (s)
-        rpc_call_retain(&s->stream.base);
-    pthread_mutex_unlock(&k->lock);
+    struct client_stream *s = take_stream(k, CLIENT_TRYING);
     if (!s)
         return;
     rpc_call_cancel(&s->stream.base, NULL);
