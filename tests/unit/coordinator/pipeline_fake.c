@@ -134,6 +134,13 @@ void fake_close(struct fake *k)
     fakes_events(k->all);
 }
 
+void fake_fail(struct fake *k, enum status why, const char *message)
+{
+    struct from_stage m = {.kind = FROM_STAGE_FAILED, .failed = {k->epoch.session, k->epoch.epoch, 0, why, "", 0}};
+    strncpy(m.failed.message, message, sizeof m.failed.message - 1);
+    fake_say(k, &m);
+}
+
 int fake_next(struct fake *k, struct to_stage *m)
 {
     if (k->n_inbox == 0)

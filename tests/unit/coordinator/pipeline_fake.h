@@ -60,6 +60,7 @@ void fake_open(struct fake *k);                                /* a stream that 
 void fake_attach(struct fake *k);                              /* a new process: stream and HELLO */
 void fake_attach_with(struct fake *k, const struct msg_hello *h); /* the same with another HELLO */
 enum pipeline_take fake_say(struct fake *k, const struct from_stage *m);
+void fake_fail(struct fake *k, enum status why, const char *message); /* FAILED, of no tick */
 void fake_close(struct fake *k);
 /* Takes the oldest message out of the inbox; 0: none. */
 int fake_next(struct fake *k, struct to_stage *m);

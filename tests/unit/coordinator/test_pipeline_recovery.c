@@ -21,13 +21,6 @@ static void run_ticks(struct fakes *f, int n)
     }
 }
 
-static void say_failed(struct fake *k, enum status why, const char *message)
-{
-    struct from_stage m = {.kind = FROM_STAGE_FAILED, .failed = {k->epoch.session, k->epoch.epoch, 0, why, "", 0}};
-    strncpy(m.failed.message, message, sizeof m.failed.message - 1);
-    fake_say(k, &m);
-}
-
 /* All answer, another process in the place of one. */
 static void pump_with(struct fakes *f, const struct fake *gone, struct fake *instead)
 {
@@ -66,7 +59,7 @@ static void stages_that_kept_their_pools_lose_nothing_with_an_epoch(void **state
         if (round % 2)
             fake_close(&f.fake[1]); /* a restart that maps the pool again */
         else
-            say_failed(&f.fake[2], STATUS_LINK, "broken");
+            fake_fail(&f.fake[2], STATUS_LINK, "broken");
         fakes_settle(&f);
         assert_int_equal(f.event.kv_lost, STAGE_NONE);
     }
@@ -107,7 +100,7 @@ static void a_pool_that_is_behind_what_was_retired_counts_as_lost(void **state)
         fakes_settle(&f);
         run_ticks(&f, 5);
         assert_int_equal(f.fake[1].kv.kv_tick, 5);
-        say_failed(&f.fake[2], STATUS_LINK, "broken");
+        fake_fail(&f.fake[2], STATUS_LINK, "broken");
         f.fake[1].kv.kv_tick -= wrong == 1;
         f.fake[1].kv.kv_epoch -= wrong == 2;
         f.fake[1].kv.kv_session -= wrong == 3;
@@ -167,7 +160,7 @@ static void a_crash_in_a_running_epoch_is_told_once_and_a_kill_is_not(void **sta
         fakes_settle(&f);
         assert_int_equal(f.event.crash_signal, crashes[i]);
         assert_int_equal(f.event.crash_stage, i % 3);
-        say_failed(&f.fake[0], STATUS_LINK, "broken");
+        fake_fail(&f.fake[0], STATUS_LINK, "broken");
         fakes_settle(&f);
         assert_int_equal(f.event.crash_signal, 0);
     }
@@ -218,7 +211,7 @@ static void the_reason_stays_until_a_tick_is_retired(void **state)
     fakes_settle(&f);
     run_ticks(&f, 1);
     int64_t lost_ns = f.now_ns;
-    say_failed(&f.fake[1], STATUS_OUT_OF_MEMORY, "no room");
+    fake_fail(&f.fake[1], STATUS_OUT_OF_MEMORY, "no room");
     const struct pipeline_cause *why = pipeline_why(f.p);
     assert_non_null(why);
     assert_int_equal(why->stage, 1);
@@ -240,7 +233,7 @@ static void a_stage_that_died_is_the_reason_although_its_neighbour_tells_first(v
     fakes_init(&f, 3);
     fakes_settle(&f);
     assert_int_equal(fakes_send_plan(&f), STATUS_OK);
-    say_failed(&f.fake[0], STATUS_LINK, "link to stage 1: reset");
+    fake_fail(&f.fake[0], STATUS_LINK, "link to stage 1: reset");
     assert_int_equal(pipeline_why(f.p)->stage, 0);
     fake_close(&f.fake[1]);
     assert_int_equal(pipeline_why(f.p)->stage, 1);
@@ -277,7 +270,7 @@ static void a_stage_that_fails_every_tick_is_tried_at_intervals_and_named(void *
     fakes_run(&f, 2000);
     run_ticks(&f, 1);
     assert_null(pipeline_why(f.p));
-    say_failed(&f.fake[0], STATUS_LINK, "broken"); /* that was long ago: at once again */
+    fake_fail(&f.fake[0], STATUS_LINK, "broken"); /* that was long ago: at once again */
     fakes_pump(&f);
     assert_true(pipeline_running(f.p));
     fakes_fini(&f);

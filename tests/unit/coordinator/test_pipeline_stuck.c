@@ -4,20 +4,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #include <cmocka.h>
 
 #include "common/base/clock.h"
 #include "common/base/rand.h"
 #include "pipeline_fake.h"
-
-static void say_failed(struct fake *k, enum status why, const char *message)
-{
-    struct from_stage m = {.kind = FROM_STAGE_FAILED, .failed = {k->epoch.session, k->epoch.epoch, 0, why, "", 0}};
-    strncpy(m.failed.message, message, sizeof m.failed.message - 1);
-    fake_say(k, &m);
-}
 
 /* --- stuck is not dead ------------------------------------------------------------------------------------------------------------- */
 
@@ -72,12 +64,12 @@ static void who_has_waited_in_vain_tells_it_and_who_is_stuck_is_blamed(void **st
     }
     fakes_run(&f, 9900);
     assert_int_equal(f.n_lost, 0);
-    say_failed(&f.fake[2], STATUS_TIMEOUT, "link from stage 1: silent for 10000 ms");
+    fake_fail(&f.fake[2], STATUS_TIMEOUT, "link from stage 1: silent for 10000 ms");
     assert_int_equal(f.event.stage, 1);
     assert_true(f.fake[1].exited && !f.fake[2].exited && !f.fake[0].exited);
     fakes_settle(&f);
     /* A link that broke by itself: nobody has to go. */
-    say_failed(&f.fake[2], STATUS_TIMEOUT, "link from stage 1: silent for 10000 ms");
+    fake_fail(&f.fake[2], STATUS_TIMEOUT, "link from stage 1: silent for 10000 ms");
     assert_int_equal(f.event.stage, 2);
     fakes_settle(&f);
     assert_int_equal(stage_table_at(pipeline_stages(f.p), 2)->restarts, 0);
@@ -304,7 +296,7 @@ static void hurt(struct chaos *c, struct fake *k)
         break;
     case 3:
         if (k->open)
-            say_failed(k, draw(c) % 2 ? STATUS_LINK : STATUS_TIMEOUT, "as it happens");
+            fake_fail(k, draw(c) % 2 ? STATUS_LINK : STATUS_TIMEOUT, "as it happens");
         break;
     case 4:
         k->refusing = 1;
