@@ -25,7 +25,7 @@ static struct service_status status_of(struct bed *t)
 static double counter(struct bed *t, const char *name)
 {
     struct buf page;
-    engine_bed_assert_quiet(t->b); /* the page follows the events by a few milliseconds */
+    engine_bed_assert_quiet(t->b); /* from here on the page is newer than the events */
     buf_init(&page, 8 << 20);
     engine_metrics(engine_bed_engine(t->b), METRIC_ALIASES_NONE, &page);
     assert_int_equal(buf_append(&page, "", 1), STATUS_OK);
@@ -161,7 +161,7 @@ static void a_request_without_cache_neither_takes_nor_leaves(void **state)
     run(t, third);
     assert_int_equal(third->done.usage.cached_tokens, 0);
     static struct service_status s;
-    sleep_ms(100); /* it is published after a while */
+    engine_bed_assert_quiet(t->b);
     engine_status(engine_bed_engine(t->b), &s);
     assert_int_equal(s.blocks_cached, 102 / 16); /* the second one's */
     bed_close(t);

@@ -13,8 +13,10 @@
 #include "common/base/clock.h"
 #include "tests/unit/engine/fake_bed.h"
 
+/* Where all requests are to be in flight then: a tick takes several milliseconds, and the next one is sent by now. */
 static void crash(struct bed *t, uint32_t stage, int signal)
 {
+    sleep_ms(1);
     engine_bed_crash_stage(t->b, stage, signal);
     engine_bed_start_stage(t->b, stage);
 }
@@ -35,10 +37,10 @@ static struct service_status *status_of(struct bed *t)
 static void a_request_that_kills_stages_fails_at_the_third_death_and_the_others_go_on(void **state)
 {
     (void)state;
-    struct bed *t = bed_open(2, "tick_us 500\n", FLAGS("--slots", "4"));
-    struct bed_request *poison = start(t, 40, 400);
+    struct bed *t = bed_open(2, "tick_us 5000\n", FLAGS("--slots", "4"));
+    struct bed_request *poison = start(t, 40, 100);
     for (int i = 0; i < 3; i++)
-        start(t, 20 + 30 * (uint32_t)i, 400);
+        start(t, 20 + 30 * (uint32_t)i, 100);
     for (int death = 0; death < 3; death++) {
         wait_more(poison);
         crash(t, (uint32_t)death % 2, death % 2 ? SIGABRT : SIGSEGV);
@@ -59,9 +61,9 @@ static void a_request_that_kills_stages_fails_at_the_third_death_and_the_others_
 static void a_suspect_runs_alone_until_it_got_past_the_place_where_a_stage_died(void **state)
 {
     (void)state;
-    struct bed *t = bed_open(2, "tick_us 3000\ntoken_us 300\n", FLAGS("--slots", "4"));
+    struct bed *t = bed_open(2, "tick_us 5000\ntoken_us 300\n", FLAGS("--slots", "4"));
     for (int i = 0; i < 4; i++)
-        start(t, 200, 300);
+        start(t, 200, 100);
     for (int death = 0; death < 2; death++) {
         for (int i = 0; i < 4; i++)
             wait_more(t->r[i]);
