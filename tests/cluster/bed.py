@@ -18,9 +18,11 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../integ"))
 import service  # noqa: E402
+from direct import Direct  # noqa: E402
+from faults import alive  # noqa: E402
 from reference import reference  # noqa: E402
 from runner import Skip  # noqa: E402
-from service import BIN, Service, wait_for  # noqa: E402
+from service import BIN  # noqa: E402
 
 __all__ = ["Cluster", "Network", "address", "require"]
 CLONE_NEWNET = 0x40000000
@@ -122,7 +124,7 @@ class Network:
                 except OSError:
                     pass
             time.sleep(0.01)
-            left = [pid for pid in left if not is_zombie(pid)]
+            left = [pid for pid in left if alive(pid)]
             if not left:
                 return
 
@@ -133,19 +135,10 @@ class Network:
         self.switch.stderr.close()
 
 
-def is_zombie(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+class Cluster(Direct):
+    """One stage a node, started by mpirun from node 0; the flags are the launcher's. spares: nodes without a rank."""
 
-
-class Cluster(Service):
-    """One stage a node, started by mpirun from node 0; the flags are the launcher's. spares: nodes without a rank. detach: mpirun
-    returns when it serves, and every rank leaves a supervisor."""
-
-    def __init__(self, nodes=3, spares=0, flags=(), script=None, delay_us=0, detach=False, **more):
+    def __init__(self, nodes=3, spares=0, flags=(), script=None, delay_us=0, **more):
         require()
         reference([service.FIRST_BYTE], 1)  # its program shall not live on a node
         self.given = list(flags)
@@ -154,8 +147,7 @@ class Cluster(Service):
             self.home = os.open("/proc/self/ns/net", os.O_RDONLY)
             self.net.enter(0)
             super().__init__(stages=nodes, script=script, **more)
-            self.script, self.detach = script, detach
-            self.more_logs = [self.path("detached")]
+            self.script = script
             self.token = self.file("token", TOKEN)
             os.chmod(self.token, 0o600)
             self.env.update({"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_plm_rsh_agent": self.net.agent(self.path("agent")),
@@ -177,9 +169,7 @@ class Cluster(Service):
             costs = "".join(f"{name} {value}\n" for name, value in zip(("tick_us", "row_us", "token_us"), self.costs))
             flags += ["--stage-program", os.path.join(BIN, "sluice-stage-fake"), "--context", str(self.context),
                       "--script", self.file("costs", costs + (self.script or ""))]
-        if self.detach:
-            flags += ["--detach", "--pid-file", self.path("pid"), "--log-file", self.path("detached")]
-        return [*flags, "--token-file", self.token, "--model", self.model, *self.given]
+        return [*flags, *self.detach_flags(), "--token-file", self.token, "--model", self.model, *self.given]
 
     def command(self):
         hosts = ",".join(f"node{i}" for i in range(self.stages))
@@ -201,43 +191,6 @@ class Cluster(Service):
         """Its power fails."""
         self.net.tell(f"cut {node}")
         self.net.kill(node)
-
-    def wait_ready(self, seconds):
-        until = time.monotonic() + seconds
-        while not self.ready():
-            ended = self.job.poll()
-            assert ended is None or (ended == 0 and self.detach), f"the job ended with {ended} before it was ready"
-            assert time.monotonic() < until, f"not ready within {seconds} s"
-            time.sleep(0.02)
-
-    def log(self):
-        texts = [super().log()]
-        for path in filter(os.path.exists, self.more_logs):
-            with open(path, errors="replace") as f:
-                texts.append(f.read())
-        return "".join(texts)
-
-    def launcher_pid(self, rank=0):
-        """Of a detached rank's supervisor."""
-        with open(self.path("pid") + (f".{rank}" if rank else "")) as f:
-            return int(f.read())
-
-    def end(self):
-        try:
-            if self.detach:
-                os.kill(self.launcher_pid(), signal.SIGTERM)
-                self.wait_exit(0, 1)  # mpirun's, long ago
-                wait_for(lambda: not self.processes(), 5, "every rank has ended")
-            elif self.exit_code is None:
-                if self.job.poll() is None:
-                    self.job.send_signal(signal.SIGUSR1)
-                self.wait_exit(0, 10)
-            self.assert_nothing_left()
-            self.assert_clean_log()
-        except BaseException:
-            self.show_log()
-            self.kill_all()
-            raise
 
     def __enter__(self):
         try:

@@ -1,10 +1,8 @@
 """Several nodes: cuts between them that heal or do not."""
-import os
 import sys
 import time
 
-import bed  # noqa: F401  first: it knows where the other modules are
-from bed import Cluster
+from bed import Cluster  # first: it knows where the other modules are
 from service import SLACK, case, ids, run, wait_for
 
 NOTICED_S = 2

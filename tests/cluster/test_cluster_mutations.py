@@ -4,12 +4,12 @@ import random
 import sys
 import time
 
-from bed import BIN, Service  # first: it knows where the other modules are
-from runner import Skip
-from service import SLACK, case, ids, run, wait_for
+from bed import BIN  # first: it knows where the other modules are
+from protobuf import fields, pack
+from service import Service, case, ids, run, wait_for
 
 try:
-    from middleman import FROM, TO, Middleman, fields, kind_of, pack
+    from middleman import FROM, TO, Middleman, kind_of
 except ImportError as e:
     print(f"skip: python has no grpc ({e})")
     sys.exit(77)

@@ -4,11 +4,10 @@ import signal
 import sys
 import time
 
-from bed import Cluster, Service, address, require  # first: it knows where the other modules are
-from runner import Skip
-from service import SLACK, Call, case, free_ports, ids, run, wait_for
+from bed import Cluster, address, require  # first: it knows where the other modules are
+from runner import real_model
+from service import SLACK, Call, Service, case, free_ports, ids, run, wait_for
 
-MODEL = os.environ.get("SLUICE_MODEL_SMOLLM2")
 NOTICED_S = 2
 RESUMED_S = 6
 
@@ -38,7 +37,7 @@ def cluster_a_detached_service_needs_neither_mpirun_nor_its_daemons():
         # A launcher that ends takes its own processes along, no others; the service waits for another stage.
         calls = begin(s, 250, first_seed=11)
         joined = s.join(1)
-        os.kill(s.launcher_pid(1), signal.SIGTERM)
+        os.kill(s.supervisor_pid(1), signal.SIGTERM)
         lost = time.monotonic()
         wait_for(lambda: not s.ready(), NOTICED_S, "not ready")
         for c, p in calls:
@@ -89,8 +88,7 @@ def cluster_a_spare_takes_the_place_of_a_lost_node_and_streams_go_on():
 @case("nightly", seconds=240, real=True)
 def cluster_a_spare_goes_on_with_the_real_model_where_the_lost_node_stopped():
     """What the lost stage had in its KV is read again by the spare alone; what is said is what one stage says alone."""
-    if not MODEL:
-        raise Skip("SLUICE_MODEL_SMOLLM2 names no model")
+    model = real_model()
     require()
     prompts = [f"Here is a long story about {what}, told slowly." for what in ("a bridge", "the sea", "three brothers", "a clock")]
     flags = ["--context", "1024", "--threads", "1"]
@@ -98,9 +96,9 @@ def cluster_a_spare_goes_on_with_the_real_model_where_the_lost_node_stopped():
     def ask(s, prompt):
         return s.call(prompt, 200, key=prompt, ignore_eos=True)
 
-    with Service(stages=1, slots=4, model=MODEL, flags=flags) as s:
+    with Service(stages=1, slots=4, model=model, flags=flags) as s:
         alone = [c.finish_up(60).text for c in [ask(s, p) for p in prompts]]
-    with Cluster(model=MODEL, spares=1, detach=True, flags=flags) as s:
+    with Cluster(model=model, spares=1, detach=True, flags=flags) as s:
         calls = [ask(s, p) for p in prompts]
         for c in calls:
             c.wait_tokens(20)
@@ -159,7 +157,7 @@ def cluster_rank_0s_node_is_lost_and_comes_back():
         assert [os.path.exists(f"/proc/{pid}") for pid in stages] == [True, True]
         for p in (coordinator, joined):
             p.wait(5)
-        for p in (gateway, *(s.launcher_pid(i) for i in (1, 2))):
+        for p in (gateway, *(s.supervisor_pid(i) for i in (1, 2))):
             os.kill(p if isinstance(p, int) else p.pid, signal.SIGTERM)
         gateway.wait(5)
         wait_for(lambda: not s.processes(), 5, "all have ended")

@@ -7,45 +7,19 @@ import subprocess
 import sys
 import time
 
-from bed import BIN, Cluster, Service, address  # first: it knows where the other modules are
+from bed import BIN, Cluster, address  # first: it knows where the other modules are
+from faults import CLOSE_WAIT, ESTABLISHED, LISTENS, socket_inodes, tcp_sockets
+from protobuf import fields, pack, varint
 from runner import Skip
-from service import LIB, SLACK, TENTH, case, ids, run, wait_for
+from service import LIB, SLACK, TENTH, Service, case, ids, run, wait_for
 
 try:
     import grpc
-    from middleman import Middleman, fields, kind_of, pack
+    from middleman import Middleman, kind_of
 except ImportError:
     grpc = None
 
 # --- FC-69 -------------------------------------------------------------------------------------------------------------------------
-
-
-def sockets_of(pid):
-    """Inodes of a process's sockets."""
-    try:
-        targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-    except OSError:
-        return set()
-    return {t[8:-1] for t in targets if t.startswith("socket:[")}
-
-
-def tcp_table(pid):
-    """(state, local, remote, inode) of every TCP socket on the node where a process lives; addresses as HOST:PORT."""
-    out = []
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"/proc/{pid}/net/{name}") as f:
-                lines = f.readlines()[1:]
-        except OSError:
-            continue
-        out += [(f[3], readable(f[1]), readable(f[2]), f[9]) for f in map(str.split, lines)]
-    return out
-
-
-def readable(address_in_hex):
-    host, _, port = address_in_hex.partition(":")
-    return ".".join(str(b) for b in reversed(bytes.fromhex(host[-8:]))) + f":{int(port, 16)}"
-
 
 def is_ours(command):
     return os.path.basename(command.split()[0]).startswith("sluice-")
@@ -56,8 +30,8 @@ def connections(s):
     found = set()
     for pid, command in s.processes():
         if is_ours(command):
-            mine = sockets_of(pid)
-            found |= {(pid, local, remote) for state, local, remote, inode in tcp_table(pid) if state == "01" and inode in mine}
+            mine = socket_inodes(pid)
+            found |= {(pid, local, remote) for state, local, remote, inode in tcp_sockets(pid) if state == ESTABLISHED and inode in mine}
     clients = f":{s.port}"
     return {c for c in found if not c[1].endswith(clients) and not c[2].endswith(clients)}
 
@@ -232,16 +206,16 @@ def listeners(s):
         here = set(s.net.processes(node))
         for pid, command in s.processes():
             if pid in here and is_ours(command):
-                mine = sockets_of(pid)
-                found |= {f"{address(node)}:{local.rpartition(':')[2]}" for state, local, _, inode in tcp_table(pid)
-                          if state == "0A" and inode in mine and not local.startswith("127.")}
+                mine = socket_inodes(pid)
+                found |= {f"{address(node)}:{local.rpartition(':')[2]}" for state, local, _, inode in tcp_sockets(pid)
+                          if state == LISTENS and inode in mine and not local.startswith("127.")}
     return found
 
 
 def n_connections(s, peer):
     """How many connections to another host the nodes of the service still hold."""
-    return sum(remote.startswith(peer + ":") and state in ("01", "08") for node in range(s.stages)
-               for state, _, remote, _ in tcp_table(s.net.processes(node)[0]))
+    return sum(remote.startswith(peer + ":") and state in (ESTABLISHED, CLOSE_WAIT) for node in range(s.stages)
+               for state, _, remote, _ in tcp_sockets(s.net.processes(node)[0]))
 
 
 @case("full", seconds=90)
@@ -280,14 +254,6 @@ def fc_72_strangers_on_another_node_that_vanish_are_closed_and_disturb_nobody():
 
 def text_of(n, seed):
     return random.Random(seed).randbytes(n // 2).hex()
-
-
-def varint(n):
-    out = b""
-    while n > 127:
-        out += bytes([n & 127 | 128])
-        n >>= 7
-    return out + bytes([n])
 
 
 def generate(port, n_text):

@@ -1,5 +1,4 @@
 """Several nodes: mpirun starts a service over them; near, far apart, and over a network that loses frames."""
-import os
 import statistics
 import sys
 import time
@@ -7,11 +6,10 @@ import time
 import bed  # first: it knows where the other modules are
 from bed import Cluster
 from certificates import Certificates
-from runner import Skip
-from service import SLACK, TENTH, case, ids, run, wait_for
+from runner import real_model
+from service import SLACK, TENTH, Service, case, ids, run, wait_for
 from test_fc_tls import SecureService
 
-MODEL = os.environ.get("SLUICE_MODEL_SMOLLM2")
 N_STREAMS = 4
 FAR_US = 25000  # one way
 
@@ -99,14 +97,13 @@ def texts(s, prompts, n):
 
 @case("full", seconds=240, real=True)
 def cluster_the_real_model_says_the_same_over_three_nodes_as_alone():
-    if not MODEL:
-        raise Skip("SLUICE_MODEL_SMOLLM2 names no model")
+    model = real_model()
     bed.require()
     prompts = ["The capital of France is", "Once upon a time there was a", "A pipeline of three stages", "Water boils at"]
     flags = ["--context", "1024", "--threads", "1"]
-    with bed.Service(stages=1, slots=1, model=MODEL, flags=flags) as s:
+    with Service(stages=1, slots=1, model=model, flags=flags) as s:
         alone = [texts(s, [p], 40)[0].text for p in prompts]
-    with Cluster(model=MODEL, flags=flags) as s:
+    with Cluster(model=model, flags=flags) as s:
         calls = texts(s, prompts, 40)
         assert [c.text for c in calls] == alone
         print("      " + figures(s, calls), flush=True)

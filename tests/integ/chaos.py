@@ -11,7 +11,6 @@ descriptor, no thread. Without --model the stages are fake; with it the referenc
 Prints how long streams paused, by the kind of fault.
 """
 import argparse
-import os
 import random
 import signal
 import sys
@@ -297,12 +296,8 @@ class Chaos:
 def belongings(s):
     """What each part has: {part: (descriptors, threads)}, and how many processes there are, the child that renders templates aside: it
     is started when it is needed."""
-    found = s.resources()
-    for part, used in found.items():
-        used["threads"] = faults.own_threads(s.pid(part))
-    for i, pid in enumerate(sorted({faults.launcher_of(pid) for part, pid in faults.parts(s).items() if part != "template"})):
-        found[f"launcher {i}"] = {"fds": len(os.listdir(f"/proc/{pid}/fd")), "threads": 1}
-    return {part: (x["fds"], x["threads"]) for part, x in found.items()}, len(s.processes()) - ("template" in faults.parts(s))
+    found = {part: (x["fds"], x.get("threads", 1)) for part, x in faults.belongings(s).items()}
+    return found, len(s.processes()) - ("template" in faults.parts(s))
 
 
 def assert_nothing_leaked(before, s):

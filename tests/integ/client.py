@@ -34,13 +34,7 @@ class Call(threading.Thread):
 
     def run(self):
         try:
-            self.sock = socket.socket()
-            if self.rcvbuf:
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.rcvbuf)
-            self.sock.settimeout(self.timeout)
-            self.started = time.monotonic()
-            self.sock.connect(("127.0.0.1", self.port))
-            self.sock.sendall(self.head() + self.body)
+            self.send()
             self.read()
         except (OSError, ValueError) as e:
             self.broken = self.broken or f"{type(e).__name__}: {e}"
@@ -49,6 +43,20 @@ class Call(threading.Thread):
                 self.ended = time.monotonic()
                 self.change.notify_all()
             self.sock.close()
+
+    def send(self):
+        """Connects and asks; run() reads what comes, too."""
+        self.sock = socket.socket()
+        if self.rcvbuf:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.rcvbuf)
+        self.sock.settimeout(self.timeout)
+        self.started = time.monotonic()
+        self.sock.connect(("127.0.0.1", self.port))
+        self.secure()
+        self.sock.sendall(self.head() + self.body)
+
+    def secure(self):
+        """What a client of TLS does with its connection."""
 
     def head(self):
         lines = [f"POST {self.path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(self.body)}"]
@@ -142,6 +150,18 @@ class Call(threading.Thread):
 
     def cached_tokens(self):
         return self.usage()["prompt_tokens_details"]["cached_tokens"]
+
+    def choices(self):
+        """Of all its data events, in order."""
+        with self.change:
+            return [x for _, e in self.events if isinstance(e, dict) for x in e.get("choices") or []]
+
+    def reasons(self):
+        return [x["finish_reason"] for x in self.choices()]
+
+    def token_ids(self):
+        """Those that the service told (return_token_ids)."""
+        return [i for x in self.choices() for i in x.get("token_ids") or []]
 
     def times(self, after=0, before=float("inf")):
         """When its data events came, [DONE] and the usage aside; of those from `after` to `before`."""

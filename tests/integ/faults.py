@@ -43,6 +43,12 @@ def stat_of(pid):
         return None
 
 
+def alive(pid):
+    """One that has ended and is not waited for is not."""
+    stat = stat_of(pid)
+    return stat is not None and stat[0] != "Z"
+
+
 def launcher_of(pid):
     return stat_of(pid)[1]
 
@@ -82,6 +88,16 @@ def own_threads(pid):
     return n
 
 
+def belongings(s):
+    """s.resources(), but of each part its own threads; and the descriptors of every launcher."""
+    found = s.resources()
+    for part, used in found.items():
+        used["threads"] = own_threads(s.pid(part))
+    for i, pid in enumerate(sorted({launcher_of(pid) for part, pid in parts(s).items() if part != "template"})):
+        found[f"launcher {i}"] = {"fds": len(os.listdir(f"/proc/{pid}/fd"))}
+    return found
+
+
 def send(pid, sig):
     """False: it has ended already."""
     try:
@@ -105,35 +121,46 @@ def stopped(*pids):
 
 # --- connections -------------------------------------------------------------------------------------------------------------------
 
-V4_IN_V6 = "0000000000000000FFFF0000"
+ESTABLISHED, CLOSE_WAIT, LISTENS = "01", "08", "0A"
 
 
-def tcp_sockets():
-    """{inode: (own address, peer's address)} of this network namespace's established connections."""
-    found = {}
+def readable(address_in_hex):
+    """HOST:PORT, of IPv4 also where a socket of IPv6 has it."""
+    host, _, port = address_in_hex.partition(":")
+    return ".".join(str(b) for b in reversed(bytes.fromhex(host[-8:]))) + f":{int(port, 16)}"
+
+
+def tcp_sockets(pid="self"):
+    """[(state, own address, peer's address, inode)] of that process's network namespace."""
+    found = []
     for name in ("tcp", "tcp6"):
-        with open(f"/proc/net/{name}") as f:
-            for line in f.readlines()[1:]:
-                field = line.split()
-                if field[3] == "01":
-                    found[field[9]] = (field[1].removeprefix(V4_IN_V6), field[2].removeprefix(V4_IN_V6))
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{name}") as f:
+            for field in map(str.split, f.readlines()[1:]):
+                found.append((field[3], readable(field[1]), readable(field[2]), field[9]))
+    return found
+
+
+def socket_inodes(pid):
+    """{inode: descriptor number} of a process's sockets; empty when it has ended."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                link = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if link.startswith("socket:["):
+                    found[link[8:-1]] = int(fd)
     return found
 
 
 def sockets_of(pid):
-    """{(own, peer): descriptor number}"""
-    all_of_them, found = tcp_sockets(), {}
-    try:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                link = os.readlink(f"/proc/{pid}/fd/{fd}")
-            except OSError:
-                continue
-            if link.startswith("socket:[") and link[8:-1] in all_of_them:
-                found[all_of_them[link[8:-1]]] = int(fd)
-    except OSError:
-        pass
-    return found
+    """{(own, peer): descriptor number} of its connections, in this network namespace."""
+    all_of_them, mine = tcp_sockets(), socket_inodes(pid)
+    return {(own, peer): mine[inode] for state, own, peer, inode in all_of_them if state == ESTABLISHED and inode in mine}
+
+
+def listening_ports(pid):
+    mine = socket_inodes(pid)
+    return {int(own.rpartition(":")[2]) for state, own, _, inode in tcp_sockets(pid) if state == LISTENS and inode in mine}
 
 
 def take_socket(pid, fd):

@@ -4,7 +4,13 @@
     for e in p.generate(ids={"ids": [1, 2]}, max_tokens=8, request_id="mine"): ...
     p.check(); p.watch()        # grpc.health.v1: 1 serving, 2 not
 """
+import os
+import sys
+
 from runner import Skip
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../lib"))
+from protobuf import pack, texts  # noqa: E402
 
 try:
     import grpc
@@ -13,28 +19,6 @@ except ImportError as error:
     grpc, why = None, error
 
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-
-
-def varint(data, at):
-    value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
-        shift += 7
-        at += 1
-        if data[at - 1] < 128:
-            return value, at
-
-
-def texts(data, number):
-    """The length-delimited fields of one number."""
-    at = 0
-    while at < len(data):
-        key, at = varint(data, at)
-        n, at = varint(data, at)
-        if key & 7 == 2:
-            if key >> 3 == number:
-                yield data[at:at + n]
-            at += n
 
 
 class Peer:
@@ -46,11 +30,11 @@ class Peer:
         self.pool = descriptor_pool.DescriptorPool()
         seen = set()
         for service in (b"sluice.v1.Inference", b"grpc.health.v1.Health"):
-            question = bytes([4 << 3 | 2, len(service)]) + service
+            question = pack([(4, 2, service)])
             call = self.channel.stream_stream(REFLECTION, request_serializer=bytes, response_deserializer=bytes)
             for answer in call(iter([question]), timeout=10, wait_for_ready=True):
                 for response in texts(answer, 4):
-                    for data in reversed(list(texts(response, 1))):
+                    for data in reversed(texts(response, 1)):
                         f = descriptor_pb2.FileDescriptorProto.FromString(data)
                         if f.name not in seen:
                             seen.add(f.name)

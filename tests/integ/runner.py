@@ -7,6 +7,7 @@ A case is one ctest test, `integ_fc_09`, with its tier as a label; cases.cmake r
 line. tier: fast, full or nightly; seconds: its time limit; gaps: it asserts gaps or speed and runs alone; real: it needs the real
 model (and runs alone, and not in sanitizer builds).
 """
+import os
 import sys
 import time
 import traceback
@@ -25,6 +26,14 @@ def case(tier, seconds=60, gaps=False, real=False):
 
 class Skip(Exception):
     """raise Skip("why"): the case cannot run here."""
+
+
+def real_model():
+    """Its path; the case is skipped where there is none."""
+    path = os.environ.get("SLUICE_MODEL_SMOLLM2")
+    if not path:
+        raise Skip("SLUICE_MODEL_SMOLLM2 names no model")
+    return path
 
 
 def is_chosen(name, chosen):

@@ -128,15 +128,22 @@ class Service:
         """Asks the service to end and asserts that it does, well, and leaves nothing; not twice."""
         try:
             if self.exit_code is None:
-                if self.job.poll() is None:
-                    self.job.send_signal(signal.SIGUSR1 if self.mpi and not self.fake else signal.SIGTERM)
-                self.wait_exit(0, 10)
+                self.ask_to_end()
             self.assert_nothing_left()
             self.assert_clean_log()
         except BaseException:
             self.show_log()
             self.kill_all()
             raise
+
+    def takes_usr1(self):
+        """Is mpirun the job? It hands no SIGTERM on; tests/lib/fake_service and a launcher drain at that."""
+        return self.mpi and not self.fake
+
+    def ask_to_end(self):
+        if self.job.poll() is None:
+            self.job.send_signal(signal.SIGUSR1 if self.takes_usr1() else signal.SIGTERM)
+        self.wait_exit(0, 10)
 
     def wait_exit(self, code, seconds):
         try:
@@ -217,9 +224,16 @@ class Service:
 
     # --- asking ---
 
+    def connection(self, timeout):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def new_call(self, path, body, **how):
+        """A request that is not sent yet."""
+        return Call(self.port, path, body, **how)
+
     def get(self, path, timeout=5):
         """(status, JSON or text)"""
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout * SLACK)
+        c = self.connection(timeout * SLACK)
         try:
             c.request("GET", path)
             r = c.getresponse()
@@ -233,13 +247,13 @@ class Service:
         return {"prompt": prompt, "max_tokens": max_tokens, "stream": stream, "temperature": 0, **more, **fields}
 
     def call(self, prompt, max_tokens=16, stream=True, key=None, path="/v1/completions", timeout=120, rcvbuf=None, **fields):
-        c = Call(self.port, path, self.body(prompt, max_tokens, stream, **fields), key=key, timeout=timeout, rcvbuf=rcvbuf)
+        c = self.new_call(path, self.body(prompt, max_tokens, stream, **fields), key=key, timeout=timeout, rcvbuf=rcvbuf)
         c.start()
         return c
 
     def chat(self, text, stream=True, key=None, **fields):
-        c = Call(self.port, "/v1/chat/completions",
-                 {"messages": [{"role": "user", "content": text}], "stream": stream, "temperature": 0, **fields}, key=key)
+        c = self.new_call("/v1/chat/completions",
+                          {"messages": [{"role": "user", "content": text}], "stream": stream, "temperature": 0, **fields}, key=key)
         c.start()
         return c
 

@@ -1,9 +1,8 @@
 """The chaos run (chaos.py) in its tiers; by hand with other seeds: chaos.py --events 200 --seed 7."""
-import os
 import sys
 
 from chaos import chaos
-from runner import Skip
+from runner import real_model
 from service import case, run
 
 
@@ -19,10 +18,7 @@ def soak_chaos_of_200_faults_is_two_hundred_pauses():
 
 @case("nightly", seconds=600, real=True)
 def soak_chaos_of_20_faults_on_the_real_model():
-    model = os.environ.get("SLUICE_MODEL_SMOLLM2")
-    if not model:
-        raise Skip("SLUICE_MODEL_SMOLLM2 names no model")
-    chaos(20, seed=3, model=model)
+    chaos(20, seed=3, model=real_model())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import time
 
 import faults
 from beside import Watch
-from service import FIRST_BYTE, SLACK, Service, case, ids, run, wait_for
+from service import COSTS, FIRST_BYTE, SLACK, Service, case, ids, run, wait_for
+from test_service_end import assert_drained, assert_drains, start_streams
 
 PAUSE_S = 1.5        # that a killed stage costs a stream on fake stages
 KEEP_TRYING = ["--restarts", "1000"]
@@ -36,13 +37,8 @@ def four_and_two(s, seed, n_in=1000, n_out=300):
 
 def survivors(s, *what):
     """{part: {what: n}} of everybody; memory only of the processes that no case kills."""
-    found = {}
-    for part, used in s.resources().items():
-        used["threads"] = faults.own_threads(s.pid(part))
-        found[part] = {w: used[w] for w in what if w != "rss_kib" or not isinstance(part, int)}
-    for i, pid in enumerate(sorted({faults.launcher_of(pid) for part, pid in faults.parts(s).items() if part != "template"})):
-        found[f"launcher {i}"] = {"fds": len(os.listdir(f"/proc/{pid}/fd"))} if "fds" in what else {}
-    return found
+    return {part: {w: used[w] for w in what if w in used and (w != "rss_kib" or not isinstance(part, int))}
+            for part, used in faults.belongings(s).items()}
 
 
 def assert_no_growth(before, after):
@@ -261,8 +257,8 @@ def fc_25_a_stage_that_is_stopped_while_decoding():
 def fc_26_a_long_step_is_legal_and_a_longer_one_is_not():
     """Tick 60 takes 5 s more, tick 120 takes 15 s; a tick may take 10 s. The count starts anew with a process, so its successor
     does not come to either."""
-    script = "tick_us 4000\nrow_us 100\ntoken_us 250\nstage 1 sleep_tick 60 5000\nstage 1 sleep_tick 120 15000\n"
-    with Service(stages=2, script=script, flags=["--stuck-ms", "10000"]) as s:
+    script = "stage 1 sleep_tick 60 5000\nstage 1 sleep_tick 120 15000\n"
+    with Service(stages=2, script=script, costs=COSTS, flags=["--stuck-ms", "10000"]) as s:
         epoch = s.status()["epoch"]
         c = s.call(p := ids(8, 26), 145)
         c.wait_tokens(75, 15)
@@ -286,8 +282,8 @@ def fc_26_a_long_step_is_legal_and_a_longer_one_is_not():
 @case("full", seconds=60)
 def fc_27_health_is_true_while_a_stage_is_away():
     """Stage 1 loads for 700 ms: that it is there again does not make the service ready."""
-    script = "tick_us 4000\nrow_us 100\ntoken_us 250\nstage 1 load_ms 700\n"
-    with Service(stages=2, script=script, flags=["--restart-delay-ms", "5000"]) as s:
+    script = "stage 1 load_ms 700\n"
+    with Service(stages=2, script=script, costs=COSTS, flags=["--restart-delay-ms", "5000"]) as s:
         with Ready(s) as health:
             s.kill(1)
             killed = time.monotonic()
@@ -373,8 +369,8 @@ def fc_28_a_stage_that_stays_away_ends_them_at_the_recovery_timeout():
 
 @case("full", seconds=60)
 def fc_29_a_step_that_fails_once_is_a_pause():
-    script = "tick_us 4000\nrow_us 100\ntoken_us 250\nstage 1 fail_tick 60 OUT_OF_MEMORY\n"
-    with Service(stages=2, script=script) as s:
+    script = "stage 1 fail_tick 60 OUT_OF_MEMORY\n"
+    with Service(stages=2, script=script, costs=COSTS) as s:
         calls = [(s.call(p := ids(20, 290 + i), 100, key=f"k{i}", stream=i != 3), p) for i in range(4)]
         for c, p in calls:
             c.finish_up(20).assert_reference(p, 100)
@@ -384,8 +380,8 @@ def fc_29_a_step_that_fails_once_is_a_pause():
 
 @case("full", seconds=60)
 def fc_29_a_step_that_always_fails_is_told_with_stage_and_cause():
-    script = "tick_us 4000\nrow_us 100\ntoken_us 250\nstage 1 fail_from 60 OUT_OF_MEMORY\n"
-    with Service(stages=2, script=script, flags=["--recovery-timeout-ms", "5000"]) as s:
+    script = "stage 1 fail_from 60 OUT_OF_MEMORY\n"
+    with Service(stages=2, script=script, costs=COSTS, flags=["--recovery-timeout-ms", "5000"]) as s:
         calls = [s.call(ids(20, 290 + i), 200, key=f"k{i}", stream=i != 3) for i in range(4)]
         wait_for(lambda: not s.ready(), 10, "the step fails")
         failed = time.monotonic()
@@ -404,8 +400,8 @@ def without_poison(n, seed):
 @case("full", seconds=90)
 def fc_29_a_request_that_kills_its_stage_is_failed_at_the_third_death_and_the_others_go_on():
     """Whoever computes its token dies by SIGSEGV. Nobody else is failed, though all were in flight at the first deaths."""
-    script = f"tick_us 4000\nrow_us 100\ntoken_us 250\nstage 0 poison {POISON}\n"
-    with Service(stages=2, script=script, flags=[*KEEP_TRYING, "--restart-delay-ms", "20"]) as s:
+    script = f"stage 0 poison {POISON}\n"
+    with Service(stages=2, script=script, costs=COSTS, flags=[*KEEP_TRYING, "--restart-delay-ms", "20"]) as s:
         for stream in (True, False):
             before = s.status()["stages"][0]["restarts"]
             others = [(s.call(p := without_poison(100, 300 + i + 10 * stream), 300, key=f"k{i}", stream=i != 2), p) for i in range(3)]
@@ -431,19 +427,12 @@ def fc_29_a_request_that_kills_its_stage_is_failed_at_the_third_death_and_the_ot
 def fc_32_sigterm_to_coordinator_and_gateway_drains():
     for second in (False, True):
         with Service(stages=2, mpi=False, flags=["--drain-ms", "5000"]) as s:
-            short = [(s.call(p := ids(4, i), 220, key=f"s{i}"), p) for i in range(2)]
-            long = [s.call(ids(4, 10 + i), 3000, key=f"l{i}") for i in range(2)]
-            for c in [c for c, _ in short] + long:
-                c.wait_tokens(5)
+            short, long = start_streams(s, 220)
             asked = time.monotonic()
             pids = [s.pid("coordinator"), s.pid("gateway")]
             for pid in pids:
                 os.kill(pid, signal.SIGTERM)
-            wait_for(lambda: not s.ready(), 1, "/ready says that it ends")
-            for stream in (True, False):
-                late = s.call(ids(4, 99), 8, stream=stream).finish_up(2)
-                assert late.broken or (late.status == 503 and late.retry_after() and late.error["retryable"]), late.describe()
-                assert late.ended - late.started < 1 * SLACK
+            assert_drains(s)
             if second:
                 asked = time.monotonic()
                 for pid in pids:
@@ -453,15 +442,9 @@ def fc_32_sigterm_to_coordinator_and_gateway_drains():
                 for c in long:
                     c.finish_up(1)
                     assert c.error or c.broken, c.describe()
+                s.assert_nothing_left()
             else:
-                for c, p in short:
-                    c.finish_up(10).assert_reference(p, 220)
-                for c in long:
-                    c.finish_up(10)
-                    assert 4.5 <= c.ended - asked <= 6 * SLACK, c.ended - asked
-                    assert c.status == 200 and c.error and c.error["retryable"] is True and c.finish is None and not c.broken, c.describe()
-                s.wait_exit(0, 7 - (time.monotonic() - asked) + 1)
-            s.assert_nothing_left()
+                assert_drained(s, short, 220, long, asked, 5)
 
 
 if __name__ == "__main__":

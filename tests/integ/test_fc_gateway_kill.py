@@ -1,5 +1,4 @@
 """kill -9 of the gateway while answers are under way: a pause for whoever is connected, to the byte (docs/adr/0011)."""
-import contextlib
 import http.client
 import json
 import os

@@ -8,20 +8,17 @@ import subprocess
 import sys
 import time
 
+from direct import Direct
+from faults import alive
 from runner import Skip
-from service import BIN, SLACK, Service, case, free_ports, ids, run, wait_for
+from service import BIN, SLACK, case, free_ports, ids, run, wait_for
 
 OURS = {"--tick-us", "--row-us", "--token-us"}
 START_FAILS_S = 30
 
 
-class Launched(Service):
-    """On fake stages as Service, but mpirun or the launcher is the job itself: a detached one outlives tests/lib/fake_service, too."""
-
-    def __init__(self, stages=2, detach=False, flags=(), **more):
-        super().__init__(stages=stages, flags=flags, **more)
-        self.detach = detach
-        self.pid_file, self.detached_log = self.path("pid"), self.path("detached.log")
+class Launched(Direct):
+    """On fake stages, with the flags that tests/lib/fake_service would give."""
 
     def launcher(self, *flags):
         """Command of a launcher with the flags of this service's."""
@@ -35,42 +32,9 @@ class Launched(Service):
                 *(x for name, value in defaults.items() if name not in given for x in (name, value))]
 
     def command(self):
-        flags = ["--detach", "--pid-file", self.pid_file, "--log-file", self.detached_log] if self.detach else []
         if self.mpi:
-            return ["mpirun", "-np", str(self.stages), *self.launcher(*flags)]
-        return self.launcher("--stages", str(self.stages), *flags)
-
-    def wait_ready(self, seconds):
-        until = time.monotonic() + seconds
-        while not self.ready():
-            code = self.job.poll()
-            assert code is None or (self.detach and code == 0), f"the job ended with {code} before it was ready"
-            assert time.monotonic() < until, f"not ready within {seconds} s"
-            time.sleep(0.02)
-        if self.detach:
-            wait_for(lambda: self.job.poll() == 0, 5, "mpirun returns 0")
-
-    def log(self):
-        text = super().log()
-        if self.detach and os.path.exists(self.detached_log):
-            with open(self.detached_log, errors="replace") as f:
-                text += f.read()
-        return text
-
-    def supervisor_pid(self, rank=0):
-        with open(self.pid_file + (f".{rank}" if rank else "")) as f:
-            return int(f.read())
-
-    def end(self):
-        if self.detach and self.job.returncode == 0 and self.exit_code is None:
-            if os.path.exists(self.pid_file):
-                os.kill(self.supervisor_pid(), signal.SIGTERM)
-            self.exit_code = 0
-            wait_for(lambda: not self.processes(), 5, "the detached service ends")
-        elif self.job.poll() is None:
-            self.job.send_signal(signal.SIGUSR1 if self.mpi else signal.SIGTERM)
-            self.wait_exit(0, 10)
-        super().end()
+            return ["mpirun", "-np", str(self.stages), *self.launcher(*self.detach_flags())]
+        return self.launcher("--stages", str(self.stages), *self.detach_flags())
 
     def start_streams(self, n=4, tokens=400):
         streams = [(self.call(p := ids(6, i), tokens, key=f"s{i}"), p, tokens) for i in range(n)]
@@ -90,14 +54,6 @@ exec {BIN}/sluice-stage-fake "$@"
 """)
         os.chmod(path, 0o755)
         return path
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # --- starts that fail ------------------------------------------------------------------------------------------------------------
@@ -247,6 +203,7 @@ def fc_launch_a_detached_service_outlives_mpirun():
         s.assert_went_on(streams)
         os.kill(s.supervisor_pid(), signal.SIGTERM)
         wait_for(lambda: not s.processes(), 5, "SIGTERM ends it all")
+        s.exit_code = 0
         assert not os.path.exists(s.pid_file) and not os.path.exists(s.pid_file + ".1")
 
 
@@ -291,6 +248,8 @@ def fc_launch_a_joined_stage_takes_the_place_of_a_lost_rank():
             assert joiner.wait(10 * SLACK) == 0
             with open(s.path("join.log")) as log:
                 assert "the coordinator needs it no more" in log.read()
+            wait_for(lambda: not s.processes(), 5, "SIGTERM ends it all")
+            s.exit_code = 0
         finally:
             joiner.kill()
             joiner.wait()
@@ -307,7 +266,7 @@ def fc_launch_a_detached_rank_waits_for_rank_0_and_ends_when_told():
         assert s.log().count("is out of reach") == 1, s.log()
         os.kill(other, signal.SIGTERM)
         wait_for(lambda: not s.processes(), 3, "SIGTERM ends the other rank")
-        os.unlink(s.pid_file)  # of the killed one
+        s.exit_code = 0
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Failure cases on the real model: what users of two stages live through, judged against the same requests alone on one stage."""
-import os
 import random
 import threading
 import time
 
 from beside import Clients
-from runner import Skip
+from runner import real_model
 from service import SLACK, Service, case, run
 
-MODEL = os.environ.get("SLUICE_MODEL_SMOLLM2")
 BLOCK = 64
 LATE = 1.2          # "on REAL by 20 %": how far a bound in time may be missed
 THREADS = ["--threads", "1"]
@@ -21,9 +19,7 @@ def words(n, seed):
 
 
 def service(stages=2, flags=(), slots=4):
-    if not MODEL:
-        raise Skip("SLUICE_MODEL_SMOLLM2 names no model")
-    return Service(stages=stages, model=MODEL, slots=slots, flags=["--kv-block", str(BLOCK), *(THREADS if stages > 1 else ["--threads", "2"]), *flags])
+    return Service(stages=stages, model=real_model(), slots=slots, flags=["--kv-block", str(BLOCK), *(THREADS if stages > 1 else ["--threads", "2"]), *flags])
 
 
 def greedy(s, prompt, max_tokens, **more):
@@ -74,7 +70,7 @@ def fc_01_growing_conversations_beside_clients_that_come_and_go():
             for t in range(turns):
                 said[k] += words(new, f"{k}.{t}")
                 c = greedy(s, said[k], answer, return_token_ids=True).finish_up(120)
-                want[k, t] = (list(said[k]), c.text, token_ids(c))
+                want[k, t] = (list(said[k]), c.text, c.token_ids())
                 said[k] += want[k, t][2]
     with service(flags=["--queue-requests", "64"]) as s:
         failed = []
@@ -100,16 +96,6 @@ def fc_01_growing_conversations_beside_clients_that_come_and_go():
         assert not failed, failed
         assert passers.statuses <= {200, None}, passers.statuses
         s.assert_quiet(canary=False)
-
-
-def token_ids(call):
-    """The ids that the service told."""
-    out = []
-    for _, e in call.events:
-        if isinstance(e, dict):
-            for c in e.get("choices") or []:
-                out += c.get("token_ids") or []
-    return out
 
 
 @case("full", seconds=600, real=True)

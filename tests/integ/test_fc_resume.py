@@ -8,8 +8,9 @@ import time
 
 from faults import launcher_of, parts, stopped
 from grpc_peer import Answer, Peer, grpc
-from runner import Skip
+from runner import real_model
 from service import BIN, FIRST_BYTE, SLACK, Call, Service, case, free_ports, ids, is_free, reference, run, wait_for
+from test_fc_streams import scripted
 
 PAUSE_S = 2
 EXACT = ("prompt_tokens", "completion_tokens", "total_tokens")
@@ -73,8 +74,7 @@ def fc_30_one_long_answer_outlives_five_coordinators():
         free.finish_up(40)
         assert free.finish == "length" and len(free.text) == 650, free.describe()
         for c in (stream, free):
-            said = [i for _, e in c.events if isinstance(e, dict) for x in e.get("choices", []) for i in x.get("token_ids") or []]
-            assert said == [FIRST_BYTE + b for b in c.text.encode()], c.describe()
+            assert c.token_ids() == [FIRST_BYTE + b for b in c.text.encode()], c.describe()
         took = (time.monotonic() - started) * 1000
         timings = [e["timings"] for _, e in stream.events if isinstance(e, dict) and "timings" in e][-1]
         told = timings["queue_ms"] + timings["prompt_ms"] + timings["decode_ms"]
@@ -91,7 +91,7 @@ SCRIPT_TEXT = "one \U0001f600 two abab abc tail, " * 40 + "abcX and what nobody 
 
 @case("full", seconds=45)
 def fc_30_held_back_text_and_stop_strings_survive():
-    script = "answer_at 8\ntick_us 1200\ntext " + "".join(rf"\x{b:02x}" for b in SCRIPT_TEXT.encode()) + "\n"
+    script = scripted(SCRIPT_TEXT, "answer_at 8\ntick_us 1200\n")
     want = SCRIPT_TEXT.partition("abcX")[0]
     with Service(stages=2, slots=4, script=script, flags=["--restarts", "100"]) as s:
         calls = [s.call(ids(8, i), 4000, key=f"k{i}", stop=["abcX", "never \U0001f600"], stream=i != 3, usage=True) for i in range(4)]
@@ -218,7 +218,6 @@ def fc_30_two_gateways_resume_beside_each_other():
     """They share nothing: ids of requests are drawn by each."""
     with Service(stages=2, slots=8, costs=(2000, 50, 50)) as s:
         (port,) = free_ports(1)
-        token = s.file("secret", "")
         other = subprocess.Popen([os.path.join(BIN, "sluice-gateway"), "--coordinator", f"127.0.0.1:{s.grpc_port}", "--http",
                                   f"127.0.0.1:{port}"], stderr=open(s.path("other"), "wb"), env=s.env)
         try:
@@ -235,7 +234,7 @@ def fc_30_two_gateways_resume_beside_each_other():
                 c.finish_up(20).assert_reference(ids(20, i), 300)
         finally:
             other.terminate()
-            assert other.wait(10) == 0, token
+            assert other.wait(10) == 0
         s.assert_quiet(ended=("coordinator",))
 
 
@@ -291,9 +290,6 @@ def fc_32_a_coordinator_that_drains_is_a_pause_where_another_comes():
     """Started by hand: the answers that its drain does not see the end of go on with the next one. One that nobody follows: an error
     when the gateway is told to end, too."""
     with Service(stages=1, slots=4, wait=False) as s:
-        s.job.terminate()
-        s.job.wait(10)
-        s.exit_code = 0
         hand = ByHand(s, "--drain-ms", "300")
         try:
             calls = [s.call(ids(20, i), 600, key=f"k{i}", stream=i != 1) for i in range(3)]
@@ -319,9 +315,6 @@ def fc_32_a_coordinator_that_drains_is_a_pause_where_another_comes():
 @case("full", seconds=30)
 def fc_30_without_a_secret_what_was_said_ends_and_the_rest_begins_anew():
     with Service(stages=1, slots=1, wait=False) as s:
-        s.job.terminate()
-        s.job.wait(10)
-        s.exit_code = 0
         hand = ByHand(s, "--slots", "1", secret=False)
         try:
             talks = s.call(ids(20, 1), 3000, key="a")
@@ -352,8 +345,11 @@ def fc_30_a_deadline_goes_on_while_the_coordinator_is_away():
 
 
 class ByHand:
-    """Coordinator, one fake stage and gateway without a launcher."""
+    """Coordinator, one fake stage and gateway without a launcher: in the place of the job of s."""
     def __init__(self, s, *flags, secret=True):
+        s.job.terminate()
+        s.job.wait(10)
+        s.exit_code = 0
         grpc_at, common = f"127.0.0.1:{s.grpc_port}", ["--token-file", s.file("secret", "0123456789abcdef" * 2)] if secret else []
         script = s.file("script", "tick_us 2000\n")
         if secret:
@@ -386,9 +382,7 @@ class ByHand:
 
 @case("full", seconds=120, real=True)
 def fc_30_real_streams_outlive_the_coordinator():
-    model = os.environ.get("SLUICE_MODEL_SMOLLM2")
-    if not model:
-        raise Skip("SLUICE_MODEL_SMOLLM2 names no model")
+    model = real_model()
     prompts = [f"{what} in one long paragraph: " for what in ("The sea", "A mountain", "The old house", "A train", "Bread", "Rain", "Salt")]
     with Service(stages=2, slots=4, model=model, flags=["--context", "2048"]) as s:
         want = [s.ask(p, 48, key="ref") for p in prompts]
@@ -416,7 +410,6 @@ def fc_30_without_a_coordinator_for_too_long_there_is_one_error():
             assert 1.2 <= c.ended - killed <= (1.5 + 1) * SLACK, (c.ended - killed, c.describe())
             assert c.error and c.error["retryable"] is True and c.finish is None and not c.done, c.describe()
         assert (stream.status, whole.status, late.status) == (200, 500, 503), (whole.describe(), late.describe())
-        s.exit_code = None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Failure cases, group 5: clients that leave, do not read, or ask for awkward texts, in every state of a request (waiting, reading,
 decoding, inside a character) and in both modes."""
-import json
 import os
 import random
 import re
@@ -10,12 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from client import Call
-from service import FIRST_BYTE, LIB, SLACK, TENTH, VOCABULARY, Service, case, ids, reference, run, wait_for
+from service import COSTS, FIRST_BYTE, LIB, SLACK, TENTH, VOCABULARY, Service, case, ids, reference, run, wait_for
 
 LONG = 300
-COSTS_TEXT = "tick_us 4000\nrow_us 100\ntoken_us 250\n"
 FAST = "tick_us 100\n"
 SCRIPT_TEXT = "Zürich 中文 👩‍👧‍👦 naïve 🇨🇭 end of ça, 日本語テキスト ok 🏳️‍🌈 and some plain words to reach two hundred bytes, abcab abcabd."
 
@@ -30,7 +29,7 @@ def scripted(text, costs=FAST):
 
 def check_shape(c):
     """null in every event but the last, which has the right word once."""
-    reasons = [x["finish_reason"] for _, e in c.events if isinstance(e, dict) for x in e["choices"]]
+    reasons = c.reasons()
     assert reasons[-1] in ("stop", "length") and all(r is None for r in reasons[:-1]), reasons
 
 
@@ -179,14 +178,9 @@ def fc_37_a_half_closed_client_leaves_no_busy_slot():
 
 def ask_for_much(s, prompt, rcvbuf=None):
     """A socket that has asked for a long stream."""
-    body = json.dumps(s.body(prompt, 30000)).encode()
-    c = socket.socket()
-    if rcvbuf:
-        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
-    c.connect(("127.0.0.1", s.port))
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    c.sendall((head % len(body)).encode() + body)
-    return c
+    c = s.new_call("/v1/completions", s.body(prompt, 30000), rcvbuf=rcvbuf, timeout=None)
+    c.send()
+    return c.sock
 
 
 def one_that_does_not_read(s):
@@ -371,26 +365,16 @@ def service_of_pieces(folder, text, n):
 
 def check_stops(s, text, spans, n_threads=8):
     """Each as a stop, as a stream and without; clients side by side."""
-    failures = []
-
     def work(mine):
-        try:
-            for number, (at, n) in enumerate(mine):
-                stop = text[at:at + n]
-                for stream in (False, True):
-                    c = Call(s.port, "/v1/completions", s.body([40, 41], 1000, stream, stop=stop), key=f"k{number % 5}")
-                    c.run()
-                    assert c.status == 200 and c.text == text[:text.index(stop)] and c.finish == "stop", (stop, c.describe())
-        except BaseException as e:  # noqa: B036 (told below)
-            failures.append(e)
+        for number, (at, n) in enumerate(mine):
+            stop = text[at:at + n]
+            for stream in (False, True):
+                c = Call(s.port, "/v1/completions", s.body([40, 41], 1000, stream, stop=stop), key=f"k{number % 5}")
+                c.run()
+                assert c.status == 200 and c.text == text[:text.index(stop)] and c.finish == "stop", (stop, c.describe())
 
-    threads = [threading.Thread(target=work, args=(spans[i::n_threads],)) for i in range(n_threads)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(n_threads) as pool:
+        list(pool.map(work, (spans[i::n_threads] for i in range(n_threads))))
     s.assert_quiet(canary=False)
 
 
@@ -420,10 +404,6 @@ def fc_40_every_stop_over_tokens_of_one_and_of_three_bytes():
 
 # --- FC-41, FC-42: how a stream ends ---------------------------------------------------------------------------------------------
 
-def reasons_of(c):
-    return [x["finish_reason"] for _, e in c.events if isinstance(e, dict) for x in e.get("choices", [])]
-
-
 @case("full", seconds=60)
 def fc_41_every_kind_of_end_has_its_word_once():
     with Service(stages=1, script=scripted("some words and an end")) as s:
@@ -434,20 +414,20 @@ def fc_41_every_kind_of_end_has_its_word_once():
                 for usage in (False, True):
                     c = Call(s.port, path, {**body, **fields, "stream_options": {"include_usage": usage}})
                     c.run()
-                    found = reasons_of(c)
+                    found = c.reasons()
                     assert c.status == 200 and c.done and found[-1] == reason and not any(found[:-1]), (fields, found, c.describe())
         s.assert_quiet(canary=False)
 
 
 @case("full", seconds=60)
 def fc_41_an_error_event_is_no_finish():
-    script = COSTS_TEXT + "stage 1 fail_from 40 OUT_OF_MEMORY\n"
-    with Service(stages=2, script=script, flags=["--recovery-timeout-ms", "1000"]) as s:
+    script = "stage 1 fail_from 40 OUT_OF_MEMORY\n"
+    with Service(stages=2, script=script, costs=COSTS, flags=["--recovery-timeout-ms", "1000"]) as s:
         streams = [s.call([40, 41 + i], 500, usage=True) for i in range(2)] + [s.chat("hello", max_tokens=500)]
         for c in streams:
             c.finish_up(15)
             assert c.status == 200 and c.error and not c.done and not c.broken, c.describe()
-            assert not any(reasons_of(c)) and [e for _, e in c.events if isinstance(e, dict)][-1].get("error"), c.describe()
+            assert not any(c.reasons()) and [e for _, e in c.events if isinstance(e, dict)][-1].get("error"), c.describe()
 
 
 @case("full", seconds=60)

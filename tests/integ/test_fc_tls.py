@@ -1,7 +1,6 @@
 """A service whose processes show each other certificates: it works as the plain one does, takes new files without a dropped stream,
 and lets nobody else in. FC-72: whatever a stranger says to a port, it is closed in time and disturbs nobody."""
 import http.client
-import json
 import os
 import re
 import select
@@ -13,6 +12,7 @@ import sys
 import time
 
 from certificates import Certificates
+from faults import listening_ports
 from runner import Skip
 from service import BIN, SLACK, Call, Service, case, ids, run, wait_for
 
@@ -25,21 +25,8 @@ class SecureCall(Call):
 
     context = None
 
-    def run(self):
-        try:
-            self.started = time.monotonic()
-            raw = socket.create_connection(("127.0.0.1", self.port), timeout=self.timeout)
-            self.sock = self.context.wrap_socket(raw, server_hostname="127.0.0.1")
-            self.sock.sendall(self.head() + self.body)
-            self.read()
-        except (OSError, ValueError) as e:
-            self.broken = self.broken or f"{type(e).__name__}: {e}"
-        finally:
-            with self.change:
-                self.ended = time.monotonic()
-                self.change.notify_all()
-            if self.sock:
-                self.sock.close()
+    def secure(self):
+        self.sock = self.context.wrap_socket(self.sock, server_hostname="127.0.0.1")
 
 
 class SecureService(Service):
@@ -51,24 +38,13 @@ class SecureService(Service):
             certs.issue("node")
         super().__init__(flags=[*certs.flags("node", ca), "--link", "tcp", *flags], **more)
 
-    def get(self, path, timeout=5):
-        c = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout * SLACK, context=self.certs.context())
-        try:
-            c.request("GET", path)
-            r = c.getresponse()
-            body = r.read()
-            return r.status, json.loads(body) if r.headers.get_content_type() == "application/json" else body.decode()
-        finally:
-            c.close()
+    def connection(self, timeout):
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout, context=self.certs.context())
 
-    def call(self, prompt, max_tokens=16, stream=True, key=None, path="/v1/completions", timeout=120, rcvbuf=None, **fields):
-        c = SecureCall(self.port, path, self.body(prompt, max_tokens, stream, **fields), key=key, timeout=timeout)
+    def new_call(self, path, body, **how):
+        c = SecureCall(self.port, path, body, **how)
         c.context = self.certs.context()
-        c.start()
         return c
-
-    def every_pid(self):
-        return [self.pid(what) for what in self.parts()]
 
     def hang_up(self):
         """SIGHUP to the launcher, which passes it on; waits until each process has said how it went."""
@@ -196,16 +172,12 @@ def fc_tls_clients_that_wait_or_leave_cost_nothing():
         left.wait_tokens(5)
         left.leave()
         s.wait_requests(decoding=0, cancelled=1)
-        raw = socket.socket()
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.connect(("127.0.0.1", s.port))
-        stuck = certs.context().wrap_socket(raw, server_hostname="127.0.0.1")
-        body = json.dumps(s.body(ids(20, 2), 20000)).encode()
-        stuck.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        stuck = s.new_call("/v1/completions", s.body(ids(20, 2), 20000), rcvbuf=4096)
+        stuck.send()
         s.wait_requests(decoding=1)
         s.wait_requests(seconds=15, decoding=0, cancelled=2)
         assert s.metrics()["sluice_write_stalled_total"] == 1
-        stuck.close()
+        stuck.sock.close()
         s.assert_quiet()
 
 
@@ -317,23 +289,6 @@ def fc_tls_files_that_cannot_serve_end_each_program_with_one_line():
 
 # --- FC-72: what strangers say -------------------------------------------------------------------------------------------------------
 
-def listening_ports(pid):
-    """TCP ports that a process listens on."""
-    inodes = set()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            inodes.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except OSError:
-            pass
-    found = set()
-    with open(f"/proc/{pid}/net/tcp") as f:
-        for line in f.readlines()[1:]:
-            field = line.split()
-            if field[3] == "0A" and f"socket:[{field[9]}]" in inodes:
-                found.add(int(field[1].partition(":")[2], 16))
-    return found
-
-
 def client_hello():
     """A whole first message of TLS."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -402,8 +357,8 @@ def bother(s, secure):
         sock.close()
     for c, p in calls:
         c.finish_up(30).assert_reference(p, n)
-    gaps = [b - a for c, _ in calls for a, b in zip(c.times(), c.times()[1:])]
-    assert max(gaps) < 1.0 * SLACK, f"a stream waited {max(gaps):.2f} s"
+    longest = max(c.max_gap() for c, _ in calls)
+    assert longest < 1.0 * SLACK, f"a stream waited {longest:.2f} s"
     grown = {part: kib - began[part] for part, kib in s.rss().items()}
     assert max(grown.values()) < GROWTH_KIB * SLACK, grown
     s.assert_quiet()

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 
+from faults import listening_ports
 from service import SLACK, Service, ids, run, wait_for
 
 READY_AGAIN_S = 5
@@ -96,28 +97,15 @@ def nonsense(rng, kind):
     return b""  # says nothing
 
 
-def listening_ports(s):
+def ports_of(s):
     """TCP ports that a process of the service listens on: gateway, coordinator, links. (MPI's own daemon is not ours.)"""
-    inodes, ports = set(), set()
-    for pid in (pid for pid, command in s.processes() if "/sluice-" in command.split()[0]):
-        try:
-            inodes |= {os.readlink(f"/proc/{pid}/fd/{fd}")[8:-1] for fd in os.listdir(f"/proc/{pid}/fd")
-                       if os.readlink(f"/proc/{pid}/fd/{fd}").startswith("socket:[")}
-        except OSError:
-            pass
-    for name in ("tcp", "tcp6"):
-        with open(f"/proc/net/{name}") as f:
-            for line in f.readlines()[1:]:
-                field = line.split()
-                if field[3] == "0A" and field[9] in inodes:
-                    ports.add(int(field[1].rpartition(":")[2], 16))
-    return ports
+    return set().union(*(listening_ports(pid) for pid, command in s.processes() if "/sluice-" in command.split()[0]))
 
 
 def test_strangers_on_every_port_disturb_nobody():
     rng = random.Random(7)
     with Service(stages=2, slots=4, flags=["--link", "tcp"]) as s:
-        ports = listening_ports(s)
+        ports = ports_of(s)
         assert {s.port, s.grpc_port} <= ports and len(ports) >= 4, ports
         streams = [(s.call(p := ids(6, i), 1200, key=f"s{i}"), p) for i in range(4)]
         for c, _ in streams:

@@ -2,7 +2,6 @@
 import os
 import subprocess
 import sys
-import time
 
 from service import BIN, SLACK, Service, run, wait_for
 

@@ -10,10 +10,9 @@ FAST = "tick_us 100\n"
 def test_usage_and_token_ids_agree_with_the_text():
     with Service(stages=1, script=FAST) as s:
         c = s.ask([40, 41, 42], 30, stream_options={"include_usage": True}, return_token_ids=True)
-        data = [e for _, e in c.events if isinstance(e, dict)]
-        usage = next(e["usage"] for e in data if e.get("usage"))
+        usage = c.usage()
         assert usage["prompt_tokens"] == 3 and usage["completion_tokens"] == 30 and usage["total_tokens"] == 33, usage
-        got = [i for e in data for x in e["choices"] for i in x.get("token_ids") or []]
+        got = c.token_ids()
         assert bytes(i - 3 for i in got).decode() == c.text and len(got) == 30
         c.assert_reference([40, 41, 42], 30)
 

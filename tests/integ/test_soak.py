@@ -4,19 +4,20 @@ Requests of mixed sizes, one in ten of which leaves at a random moment, conversa
 of it (cached blocks are evicted, requests parked). Every answer has its reference text and one end; sums of status hold at random
 moments; a canary every 10 s is answered in 2 s and its time in the queue; the memory of no process grows in the second half.
 """
+import contextlib
 import http.client
 import json
-import os
 import random
 import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from client import Call
 from faults import parts, send
 from reference import reference
-from runner import Skip
+from runner import real_model
 from service import CANARY, SLACK, TENTH, Conversation, Service, case, ids, run
 
 RATE = 20000 / 1800  # requests a second that the run must reach
@@ -224,20 +225,16 @@ def fc_66_thirty_minutes_with_kills_change_nothing():
 
 @case("nightly", seconds=900, real=True)
 def fc_66_ten_minutes_of_the_real_model_change_nothing():
-    model = os.environ.get("SLUICE_MODEL_SMOLLM2")
-    if not model:
-        raise Skip("SLUICE_MODEL_SMOLLM2 names no model")
-    with Service(stages=2, slots=8, model=model, flags=["--threads", "1", "--context", "8192", "--queue-requests", "64"]) as s:
+    with Service(stages=2, slots=8, model=real_model(), flags=["--threads", "1", "--context", "8192", "--queue-requests", "64"]) as s:
         Soak(s, 600, 1, rate=0.5, longest=300).run()
 
 
 # --- joins and leaves ------------------------------------------------------------------------------------------------------------
 
-def join_and_leave(s, number, n, failures):
+def join_and_leave(s, number, n):
     """n requests over one connection, every tenth over one that is cut: each joins the batch and leaves it."""
     rng = random.Random(number)
-    keep = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60 * SLACK)
-    try:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", s.port, timeout=60 * SLACK)) as keep:
         for i in range(n):
             prompt, n_out = ids(rng.randrange(1, 40), rng.getrandbits(50)), rng.randrange(1, 12)
             if i % 10 == 9:
@@ -252,21 +249,11 @@ def join_and_leave(s, number, n, failures):
             r = keep.getresponse()
             a = json.loads(r.read())
             assert r.status == 200 and a["choices"][0]["text"] == reference(prompt, n_out), (r.status, a)
-    except BaseException as e:  # noqa: B036
-        failures.append(e)
-    finally:
-        keep.close()
 
 
 def join(s, n, n_threads=10):
-    failures = []
-    threads = [threading.Thread(target=join_and_leave, args=(s, random.getrandbits(32), n // n_threads, failures)) for _ in range(n_threads)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(n_threads) as pool:
+        list(pool.map(lambda number: join_and_leave(s, number, n // n_threads), [random.getrandbits(32) for _ in range(n_threads)]))
 
 
 @case("full", seconds=600)

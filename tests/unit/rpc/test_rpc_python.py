@@ -1,4 +1,5 @@
 """Foreign clients: grpcio with what reflection tells, no generated code.  usage: test_rpc_python.py SERVER-PROGRAM"""
+import os
 import subprocess
 import sys
 import time
@@ -10,44 +11,17 @@ except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
 
-
-def varint(n):
-    out = b""
-    while n > 127:
-        out += bytes([n & 127 | 128])
-        n >>= 7
-    return out + bytes([n])
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../lib"))
+import protobuf  # noqa: E402
 
 
 def field(number, data):
-    return varint(number << 3 | 2) + varint(len(data)) + data
+    return protobuf.pack([(number, 2, data)])
 
 
 def fields(data):
     """(number, bytes) of the length-delimited fields."""
-    at = 0
-
-    def number():
-        nonlocal at
-        value = shift = 0
-        while True:
-            b = data[at]
-            at += 1
-            value |= (b & 127) << shift
-            shift += 7
-            if b < 128:
-                return value
-
-    while at < len(data):
-        key = number()
-        if key & 7 == 0:
-            number()
-        elif key & 7 == 2:
-            n = number()
-            yield key >> 3, data[at:at + n]
-            at += n
-        else:
-            raise ValueError(key)
+    return [(number, value) for number, wire, value in protobuf.fields(data) if wire == 2]
 
 
 def raw(channel, kind, path):
@@ -72,7 +46,7 @@ def check_reflection(channel):
     pool, seen = descriptor_pool.DescriptorPool(), {}
     for service in want:
         (answer,) = ask(channel, "v1alpha", field(4, service.encode()))
-        for n, data in reversed(list(fields(answer[4]))):
+        for n, data in reversed(fields(answer[4])):
             f = descriptor_pb2.FileDescriptorProto.FromString(data)
             if f.name not in seen:
                 seen[f.name] = data
