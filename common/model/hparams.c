@@ -19,7 +19,6 @@ static const struct arch archs[] = {
 };
 
 enum {
-    MAX_LAYERS = 1024,
     MAX_WIDTH = 1 << 24, /* any number of elements of a row: products of two fit 64 bits with room */
     MAX_NAME = 96,
 };
@@ -194,12 +193,15 @@ static enum status read_rope(const struct reader *r, struct hparams *hp)
 static enum status read_hparams(const struct reader *r, struct hparams *hp)
 {
     hp->arch = r->arch;
-    TRY(need_u32(r, "block_count", 1, MAX_LAYERS, &hp->n_layers));
+    TRY(need_u32(r, "block_count", 1, MODEL_MAX_LAYERS, &hp->n_layers));
     TRY(need_u32(r, "embedding_length", 1, MAX_WIDTH, &hp->n_embd));
     TRY(need_u32(r, "feed_forward_length", 1, MAX_WIDTH, &hp->n_ff));
     TRY(need_u32(r, "context_length", 1, INT32_MAX, &hp->n_context));
     TRY(read_heads(r, hp));
     TRY(read_rope(r, hp));
+    hp->rope_factor = 1;
+    hp->rope_theta_local = hp->rope_theta;
+    hp->attention_scale = (float)(1.0 / sqrt((double)hp->head_dim));
     hp->rms_eps = -1;
     TRY(read_f32(r, "attention.layer_norm_rms_epsilon", 0, 1, &hp->rms_eps));
     if (hp->rms_eps < 0)
@@ -265,7 +267,7 @@ static void layer_tensor_name(char out[MAX_NAME], uint32_t layer, uint32_t which
 
 static void layer_shape(const struct hparams *hp, uint32_t which, uint64_t *ne0, uint64_t *ne1)
 {
-    enum dim { ONE, EMBD, FF, HEAD, Q, KV };
+    enum dim { ONE, EMBD, FF, HEAD, Q, KV, EXPERTS, FF_EXPERT };
     static const struct {
         uint8_t k, n; /* elements of a row, rows */
     } shapes[N_LAYER_TENSORS] = {
@@ -274,7 +276,9 @@ static void layer_shape(const struct hparams *hp, uint32_t which, uint64_t *ne0,
         [LAYER_ATTN_V_BIAS] = {KV, ONE},     [LAYER_ATTN_Q_NORM] = {HEAD, ONE},    [LAYER_ATTN_K_NORM] = {HEAD, ONE},
         [LAYER_ATTN_OUT] = {Q, EMBD},        [LAYER_ATTN_POST_NORM] = {EMBD, ONE}, [LAYER_FFN_NORM] = {EMBD, ONE},
         [LAYER_FFN_GATE] = {EMBD, FF},       [LAYER_FFN_UP] = {EMBD, FF},          [LAYER_FFN_DOWN] = {FF, EMBD},
-        [LAYER_FFN_POST_NORM] = {EMBD, ONE},
+        [LAYER_FFN_POST_NORM] = {EMBD, ONE}, [LAYER_FFN_GATE_INP] = {EMBD, EXPERTS},
+        [LAYER_FFN_GATE_EXPS] = {EMBD, FF_EXPERT}, [LAYER_FFN_UP_EXPS] = {EMBD, FF_EXPERT},
+        [LAYER_FFN_DOWN_EXPS] = {FF_EXPERT, EMBD},
     };
     const uint64_t size[] = {
         [ONE] = 1,
@@ -283,6 +287,8 @@ static void layer_shape(const struct hparams *hp, uint32_t which, uint64_t *ne0,
         [HEAD] = hp->head_dim,
         [Q] = (uint64_t)hp->n_heads * hp->head_dim,
         [KV] = (uint64_t)hp->n_kv_heads * hp->head_dim,
+        [EXPERTS] = hp->n_experts,
+        [FF_EXPERT] = hp->n_ff_expert,
     };
     *ne0 = size[shapes[which].k];
     *ne1 = size[shapes[which].n];

@@ -34,7 +34,11 @@ enum gate_kind { GATE_SILU, GATE_GELU_TANH };
     X(FFN_GATE, "ffn_gate.weight")                                                                                     \
     X(FFN_UP, "ffn_up.weight")                                                                                         \
     X(FFN_DOWN, "ffn_down.weight")                                                                                     \
-    X(FFN_POST_NORM, "post_ffw_norm.weight")
+    X(FFN_POST_NORM, "post_ffw_norm.weight")                                                                           \
+    X(FFN_GATE_INP, "ffn_gate_inp.weight")   /* the router */                                                          \
+    X(FFN_GATE_EXPS, "ffn_gate_exps.weight") /* [n_experts] matrices, one behind the other */                          \
+    X(FFN_UP_EXPS, "ffn_up_exps.weight")                                                                               \
+    X(FFN_DOWN_EXPS, "ffn_down_exps.weight")
 
 enum layer_tensor {
 #define X(name, suffix) LAYER_##name,
@@ -43,19 +47,35 @@ enum layer_tensor {
     N_LAYER_TENSORS,
 };
 
+enum expert_use { EXPERTS_NONE, EXPERTS_OPTIONAL, EXPERTS_ALWAYS };
+
 struct arch {
     const char *name;             /* general.architecture */
     enum rope_pairing rope;
     enum gate_kind gate;
-    uint32_t required, optional;  /* bit i: enum layer_tensor i */
+    uint32_t required, optional;  /* bit i: enum layer_tensor i; with experts, those of the dense MLP make room for theirs */
     int scale_embedding;          /* embeddings times sqrt(n_embd) */
+    enum expert_use experts;
+    uint32_t window_pattern;      /* of so many layers the last sees all positions, the others a window; 0: no windows */
+    int softcaps;                 /* the file may cap scores and logits */
 };
+
+enum { MODEL_ROPES = 2, MODEL_MAX_LAYERS = 1024 };
 
 struct hparams {
     const struct arch *arch;
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_rot, n_ff, n_vocab, n_context;
-    float rms_eps, rope_theta;
+    float rms_eps;
+    float rope_theta;             /* base of the rotary frequencies, of layers without a window where there are windows */
     int tied_head;                /* no output.weight: the head is token_embd */
+    float rope_theta_local;       /* of layers with a window */
+    float rope_factor;            /* linear scaling: frequencies of table 0 are divided by it; 1: none */
+    float attention_scale;        /* of scores */
+    float attn_softcap, final_softcap; /* x becomes cap * tanh(x / cap); 0: off */
+    uint32_t n_experts, n_experts_used, n_ff_expert; /* 0: a dense MLP of n_ff */
+    int normalise_experts;        /* the weights of the experts that are used are divided by their sum */
+    uint32_t window;              /* positions that a row of a local layer sees, its own among them; 0: no layer is local */
+    uint32_t local_layers[MODEL_MAX_LAYERS / 32]; /* bit l % 32 of l / 32: layer l is local */
 };
 
 struct model {
@@ -69,6 +89,18 @@ enum status model_open(const char *path, struct model *out, struct error *err);
 /* Checks hparams without a file on disk (tests, fuzzing); takes the gguf over on success. */
 enum status model_from_gguf(struct gguf *g, const char *path, struct model *out, struct error *err);
 void model_close(struct model *m);
+
+/* Positions that a row of this layer sees, its own among them; 0: all. */
+static inline uint32_t model_layer_window(const struct model *m, uint32_t layer)
+{
+    return m->hp.local_layers[layer / 32] >> layer % 32 & 1 ? m->hp.window : 0;
+}
+
+/* Which of the MODEL_ROPES tables of rotary frequencies this layer uses. */
+static inline uint32_t model_layer_rope(const struct model *m, uint32_t layer)
+{
+    return m->hp.local_layers[layer / 32] >> layer % 32 & 1;
+}
 
 /* Tensors of one layer; absent optional ones are NULL. Shapes and types are checked. layer in 0..n_layers-1. */
 enum status model_layer(const struct model *m, uint32_t layer, const struct gguf_tensor *out[N_LAYER_TENSORS],
