@@ -37,6 +37,14 @@
 #define GELU_C1 1.59576912f
 #define GELU_C3 0.0713548163f
 
+/* tanh: Cephes' tanhf (Moshier), x + x^3 P(x^2) below 0.625; from there (1 - t)/(1 + t), t = e^(-2|x|). */
+#define TANH_SMALL 0.625f
+#define TANH_P0 -5.70498872745e-3f
+#define TANH_P1 2.06390887954e-2f
+#define TANH_P2 -5.37397155531e-2f
+#define TANH_P3 1.33314422036e-1f
+#define TANH_P4 -3.33332819422e-1f
+
 static inline uint32_t math_bits(float x)
 {
     uint32_t u;
@@ -98,6 +106,20 @@ static inline float math_silu(float x)
 static inline float math_gelu_tanh(float x)
 {
     return x * math_sigmoid(fmaf(GELU_C3, x * x, GELU_C1) * x);
+}
+
+static inline float math_tanh(float x)
+{
+    float a = fabsf(x), z = x * x;
+    if (a < TANH_SMALL) {
+        float p = fmaf(TANH_P0, z, TANH_P1);
+        p = fmaf(p, z, TANH_P2);
+        p = fmaf(p, z, TANH_P3);
+        p = fmaf(p, z, TANH_P4);
+        return fmaf(p * z, x, x);
+    }
+    float t = math_exp_neg(-2.f * a);
+    return copysignf((1.f - t) / (1.f + t), x);
 }
 
 /* sin and cos of a, |a| up to 1e8, within 0.51 ulp: n = rint(a * 2/pi), the rest against a 25+53 bit pi/2 in f64, then the

@@ -103,6 +103,9 @@ struct ops {
                       int n_threads);
     /* x = rmsnorm(x) * w in place (post norms). */
     void (*norm)(float *x, const float *w, float eps, uint32_t n_rows, uint32_t k, int thread, int n_threads);
+    /* x = cap * tanh(x / cap) in place (logits). Shared out by columns, as a product of one job with k outputs is: no
+     * barrier between the two. */
+    void (*softcap)(float *x, uint32_t n_rows, uint32_t k, float cap, int thread, int n_threads);
 
     /* --- rope --------------------------------------------------------------------------------------------------------- */
     /* cs[r][i] = {cos, sin} of (f32)positions[r] * freq[i] (one f32 product); i < n_rot/2. */
@@ -117,11 +120,13 @@ struct ops {
     void (*kv_store)(const struct kv_view *kv, const struct kv_row *rows, const float *k, const float *v, uint32_t n_rows,
                      int thread, int n_threads);
     /* out [n_rows][n_heads*head_dim]: causal attention of row r over positions max(0, position - window + 1)..position
-     * (window 0: all). q is roped and unscaled; scores are multiplied by scale (usually 1/sqrt(head_dim)). Walks tiles of
-     * 64 absolute positions whatever block_positions is; never reads V beyond a row's own position. n_heads is a multiple
-     * of n_kv_heads, head_dim of 8. scratch: attention_bytes per thread. */
+     * (window 0: all). q is roped and unscaled; scores are multiplied by scale (usually 1/sqrt(head_dim)), then, unless
+     * softcap is 0, become softcap * tanh(score / softcap). Walks tiles of 64 absolute positions whatever block_positions
+     * is; never reads V beyond a row's own position. n_heads is a multiple of n_kv_heads, head_dim of 8. scratch:
+     * attention_bytes per thread. */
     void (*attention)(const struct kv_view *kv, const struct kv_row *rows, const float *q, float *out, uint32_t n_rows,
-                      uint32_t n_heads, float scale, uint32_t window, uint8_t *scratch, int thread, int n_threads);
+                      uint32_t n_heads, float scale, uint32_t window, float softcap, uint8_t *scratch, int thread,
+                      int n_threads);
     /* Scratch of the whole team. */
     size_t (*attention_bytes)(uint32_t max_rows, uint32_t n_heads, uint32_t head_dim, int n_threads);
 };

@@ -178,7 +178,7 @@ static int attention(const struct ops *ops, const float *x, uint8_t *pool, float
     if (!scratch)
         return 0;
     ops->kv_store(&kv, rows, x, x + HEAD_DIM, POSITIONS, 0, 1);
-    ops->attention(&kv, rows, x, out, POSITIONS, 1, 0.125f, 0, scratch, 0, 1);
+    ops->attention(&kv, rows, x, out, POSITIONS, 1, 0.125f, 0, 2.f, scratch, 0, 1);
     free(scratch);
     return 1;
 }

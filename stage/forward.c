@@ -321,7 +321,7 @@ static void attend(struct pass *p, const struct layer_weights *lw, const struct 
     struct forward *f = p->f;
     const struct hparams *hp = &f->hp;
     const struct weight *w = &lw->mat[LAYER_ATTN_OUT];
-    f->ops->attention(kv, f->kv_rows + c.row0, f->q, f->att, c.n, hp->n_heads, f->attention_scale, 0, f->attention_scratch,
+    f->ops->attention(kv, f->kv_rows + c.row0, f->q, f->att, c.n, hp->n_heads, f->attention_scale, 0, 0, f->attention_scratch,
                       p->thread, p->n_threads);
     barrier(p);
     f->ops->acts_rows(p->acts, f->att, c.n, hp->n_heads * hp->head_dim, wants_int8(w), p->row_thread, p->row_threads);

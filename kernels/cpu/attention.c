@@ -23,6 +23,7 @@ struct tile {
     const uint16_t *next_k[4], *next_v[4]; /* of the tile after this, to be fetched; NULL */
     const float *kf, *vf;                  /* [4][head_dim][16], [64][head_dim]; NULL: read k and v */
     uint32_t head_dim;
+    float cap; /* 0, or what bounds the scores */
 };
 
 /* A query's running state. */
@@ -83,12 +84,16 @@ INLINE void scores(const struct tile *t, int n, int f32, const struct query *qs,
 }
 
 /* Scores of one query to weights; returns the factor of what was before. */
-INLINE float weights(struct query *q, float s[KV_TILE])
+INLINE float weights(struct query *q, float cap, float s[KV_TILE])
 {
     vec x[TILE_VECS];
     UNROLL
     for (int i = 0; i < TILE_VECS; i++)
         x[i] = vec_load(s + VEC * i);
+    if (cap != 0.f)
+        UNROLL
+        for (int i = 0; i < TILE_VECS; i++)
+            x[i] = vec_mul(vec_set1(cap), vec_tanh(x[i]));
     if (q->lo > 0 || q->hi < KV_TILE)
         UNROLL
         for (int i = 0; i < TILE_VECS; i++)
@@ -175,7 +180,7 @@ INLINE void step(const struct tile *t, int n, int f32, uint32_t head_dim, struct
     scores(t, n, f32, qs, head_dim, s);
     UNROLL
     for (int r = 0; r < n; r++)
-        a[r] = weights(&qs[r], s[r]);
+        a[r] = weights(&qs[r], t->cap, s[r]);
     uint32_t d = 0;
     for (; d + STEP * VEC <= head_dim; d += STEP * VEC)
         values(t, n, f32, STEP, d, qs, s, a);
@@ -240,6 +245,7 @@ struct chunk {
     const struct kv_view *kv;
     const uint32_t *blocks;
     uint32_t kv_head, position, n_rows, n_heads, window;
+    float cap;
 };
 
 struct scratch {
@@ -330,7 +336,7 @@ static void run_chunk(const struct chunk *c, const struct scratch *s)
 {
     uint32_t last = c->position + c->n_rows - 1, first = kv_first(c->position, c->window);
     for (uint32_t base = first / KV_TILE * KV_TILE; base <= last; base += KV_TILE) {
-        struct tile t = {.head_dim = c->kv->head_dim};
+        struct tile t = {.head_dim = c->kv->head_dim, .cap = c->cap};
         uint32_t begin, end, seen = base + KV_TILE <= last ? base + KV_TILE : last + 1;
         tile_groups(c, base, first, seen, t.k, t.v);
         tile_ranges(c, s->queries, base, &begin, &end);
@@ -354,13 +360,13 @@ struct job {
     const float *q;
     float *out;
     uint32_t n_rows, n_heads, window;
-    float scale;
+    float q_scale, cap;
 };
 
 static void head_range(const struct job *j, uint32_t row, uint32_t n_rows, uint32_t head, uint32_t n, const struct scratch *s)
 {
     uint32_t hd = j->kv->head_dim, per_kv = j->n_heads / j->kv->n_kv_heads;
-    struct chunk c = {j->kv, j->rows[row].blocks, head / per_kv, j->rows[row].position, n_rows, n, j->window};
+    struct chunk c = {j->kv, j->rows[row].blocks, head / per_kv, j->rows[row].position, n_rows, n, j->window, j->cap};
     for (uint32_t r = 0; r < n_rows; r++)
         for (uint32_t h = 0; h < n; h++) {
             uint32_t i = r * n + h;
@@ -368,7 +374,7 @@ static void head_range(const struct job *j, uint32_t row, uint32_t n_rows, uint3
             struct query *qs = &s->queries[i];
             *qs = (struct query){.m = -INFINITY, .q = s->q + (size_t)i * hd, .o = s->o + (size_t)i * hd};
             for (uint32_t d = 0; d < hd; d++)
-                qs->q[d] = q[d] * (j->scale * LOG2E_F);
+                qs->q[d] = q[d] * j->q_scale;
             memset(qs->o, 0, hd * sizeof(float));
         }
     run_chunk(&c, s);
@@ -418,15 +424,17 @@ static void heads_of_thread(uint64_t at, uint64_t cost, uint64_t total, uint32_t
 }
 
 void ISA_NAME(attention)(const struct kv_view *kv, const struct kv_row *rows, const float *q, float *out, uint32_t n_rows,
-                         uint32_t n_heads, float scale, uint32_t window, uint8_t *scratch, int thread, int n_threads)
+                         uint32_t n_heads, float scale, uint32_t window, float softcap, uint8_t *scratch, int thread,
+                         int n_threads)
 {
 #if VEC == 16
     if (kv->head_dim % VEC) { /* half a vector at the end: the narrower build gives the same bits */
-        attention_avx2(kv, rows, q, out, n_rows, n_heads, scale, window, scratch, thread, n_threads);
+        attention_avx2(kv, rows, q, out, n_rows, n_heads, scale, window, softcap, scratch, thread, n_threads);
         return;
     }
 #endif
-    struct job j = {kv, rows, q, out, n_rows, n_heads, window, scale};
+    float q_scale = softcap != 0.f ? scale / softcap : scale * LOG2E_F;
+    struct job j = {kv, rows, q, out, n_rows, n_heads, window, q_scale, softcap * LOG2E_F};
     struct scratch s = scratch_of(scratch, n_heads, kv->head_dim, thread);
     uint32_t per_kv = n_heads / kv->n_kv_heads;
     uint64_t total = 0, at = 0;

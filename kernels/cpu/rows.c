@@ -272,6 +272,23 @@ void ISA_NAME(rows_norm)(float *x, const float *w, float eps, uint32_t n_rows, u
     ISA_NAME(rows_head_norm)(x, w, eps, n_rows, 1, k, thread, n_threads);
 }
 
+void ISA_NAME(rows_softcap)(float *x, uint32_t n_rows, uint32_t k, float cap, int thread, int n_threads)
+{
+    struct share s = share_of((k + STRIP - 1) / STRIP, thread, n_threads);
+    uint32_t begin = s.begin * STRIP, end = s.end * STRIP < k ? s.end * STRIP : k;
+    vec c = vec_set1(cap);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        float *row = x + (size_t)r * k + begin;
+        FOR_LANES(i, n, end - begin) {
+            lanes a = lanes_load_some(row + i, n);
+            UNROLL
+            for (int v = 0; v < N_VECS; v++)
+                a.v[v] = vec_mul(c, vec_tanh(vec_div(a.v[v], c)));
+            lanes_store_some(row + i, a, n);
+        }
+    }
+}
+
 /* --- rope ----------------------------------------------------------------------------------------------------------------- */
 
 /* cs: {cos, sin} of each pair. */

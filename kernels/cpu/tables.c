@@ -24,6 +24,7 @@
         .add_bias = rows_add_bias_##rows_isa,                                                                          \
         .head_norm = rows_head_norm_##rows_isa,                                                                        \
         .norm = rows_norm_##rows_isa,                                                                                  \
+        .softcap = rows_softcap_##rows_isa,                                                                            \
         .rope_angles = ref_rope_angles,                                                                                \
         .rope = rows_rope_##rows_isa,                                                                                  \
         .kv_store = kv_store_##rows_isa,                                                                               \

@@ -132,6 +132,18 @@ INLINE vec vec_sigmoid(vec x)
     return vec_div(vec_select_negative(x, e, one), vec_add(one, e));
 }
 
+INLINE vec vec_tanh(vec x)
+{
+    vec a = vec_abs(x), z = vec_mul(x, x), one = vec_set1(1.f), t = vec_exp_neg(vec_mul(vec_set1(-2.f), a));
+    vec p = vec_fma(vec_set1(TANH_P0), z, vec_set1(TANH_P1));
+    p = vec_fma(p, z, vec_set1(TANH_P2));
+    p = vec_fma(p, z, vec_set1(TANH_P3));
+    p = vec_fma(p, z, vec_set1(TANH_P4));
+    vec large = vec_div(vec_sub(one, t), vec_add(one, t));
+    return vec_select_negative(vec_sub(a, vec_set1(TANH_SMALL)), vec_fma(vec_mul(p, z), x, x),
+                               vec_select_negative(x, vec_neg(large), large));
+}
+
 INLINE vec vec_silu(vec x)
 {
     return vec_mul(x, vec_sigmoid(x));

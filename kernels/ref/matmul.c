@@ -162,6 +162,7 @@ const struct ops ops_ref = {
     .add_bias = ref_add_bias,
     .head_norm = ref_head_norm,
     .norm = ref_norm,
+    .softcap = ref_softcap,
     .rope_angles = ref_rope_angles,
     .rope = ref_rope,
     .kv_store = ref_kv_store,

@@ -30,6 +30,7 @@ void ref_add_bias(float *x, const float *bias, uint32_t n_rows, uint32_t k, int 
 void ref_head_norm(float *x, const float *w, float eps, uint32_t n_rows, uint32_t n_heads, uint32_t head_dim, int thread,
                    int n_threads);
 void ref_norm(float *x, const float *w, float eps, uint32_t n_rows, uint32_t k, int thread, int n_threads);
+void ref_softcap(float *x, uint32_t n_rows, uint32_t k, float cap, int thread, int n_threads);
 void ref_rope_angles(const uint32_t *positions, uint32_t n_rows, const float *freq, uint32_t n_rot, float *cs, int thread,
                      int n_threads);
 void ref_rope(float *x, const float *cs, uint32_t n_rows, uint32_t n_heads, uint32_t head_dim, uint32_t n_rot, int pairing,
@@ -37,7 +38,8 @@ void ref_rope(float *x, const float *cs, uint32_t n_rows, uint32_t n_heads, uint
 void ref_kv_store(const struct kv_view *kv, const struct kv_row *rows, const float *k, const float *v, uint32_t n_rows,
                   int thread, int n_threads);
 void ref_attention(const struct kv_view *kv, const struct kv_row *rows, const float *q, float *out, uint32_t n_rows,
-                   uint32_t n_heads, float scale, uint32_t window, uint8_t *scratch, int thread, int n_threads);
+                   uint32_t n_heads, float scale, uint32_t window, float softcap, uint8_t *scratch, int thread,
+                   int n_threads);
 size_t ref_attention_bytes(uint32_t max_rows, uint32_t n_heads, uint32_t head_dim, int n_threads);
 
 #endif

@@ -100,6 +100,14 @@ void ref_norm(float *x, const float *w, float eps, uint32_t n_rows, uint32_t k, 
     ref_head_norm(x, w, eps, n_rows, 1, k, thread, n_threads);
 }
 
+void ref_softcap(float *x, uint32_t n_rows, uint32_t k, float cap, int thread, int n_threads)
+{
+    struct share s = share_of((k + STRIP - 1) / STRIP, thread, n_threads);
+    for (uint32_t r = 0; r < n_rows; r++)
+        for (uint32_t i = s.begin * STRIP; i < s.end * STRIP && i < k; i++)
+            x[(size_t)r * k + i] = cap * math_tanh(x[(size_t)r * k + i] / cap);
+}
+
 void ref_rope_angles(const uint32_t *positions, uint32_t n_rows, const float *freq, uint32_t n_rot, float *cs, int thread,
                      int n_threads)
 {

@@ -150,7 +150,7 @@ static void layer(struct model_run *m, uint32_t l, int thread, int n_threads)
     o->rope(m->ky, m->cs, rows, N_KV_HEADS, 64, 64, ROPE_ADJACENT, thread, n_threads);
     o->kv_store(&kv, m->kv_rows, m->ky, m->vy, rows, thread, n_threads);
     team_barrier(m->team, thread);
-    o->attention(&kv, m->kv_rows, m->qy, m->ay, rows, N_HEADS, 0.125f, 0, m->scratch, thread, n_threads);
+    o->attention(&kv, m->kv_rows, m->qy, m->ay, rows, N_HEADS, 0.125f, 0, 0, m->scratch, thread, n_threads);
     team_barrier(m->team, thread);
     o->acts_rows(&m->acts, m->ay, rows, N_EMBD, 1, thread, n_threads);
     team_barrier(m->team, thread);

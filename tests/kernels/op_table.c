@@ -230,6 +230,11 @@ static void head_norm_run(struct op *op, int thread, int n_threads)
     op->ops->head_norm(op->y, op->x2, 1e-6f, op->s.rows, op->s.n_heads, op->s.head_dim, thread, n_threads);
 }
 
+static void softcap_run(struct op *op, int thread, int n_threads)
+{
+    op->ops->softcap(op->y, op->s.rows, op->s.k, op->s.softcap, thread, n_threads);
+}
+
 static void embed_create(struct op *op)
 {
     make_weight(op, op->s.n, op->s.k);
@@ -307,7 +312,7 @@ static void attention_create(struct op *op)
 static void attention_run(struct op *op, int thread, int n_threads)
 {
     op->ops->attention(&op->kv, op->kv_rows, op->x, op->y, op->s.rows, op->s.n_heads, 1.f / sqrtf((float)op->s.head_dim),
-                       op->s.window, op->scratch, thread, n_threads);
+                       op->s.window, op->s.softcap, op->scratch, thread, n_threads);
 }
 
 static double attention_flops(const struct op_shape *s)
@@ -325,6 +330,7 @@ const struct op_entry op_entries[] = {
     {"add_bias", 0, rows_create, add_bias_run, NULL},
     {"norm", 0, rows_create, norm_run, NULL},
     {"head_norm", 0, rows_create, head_norm_run, NULL},
+    {"softcap", 0, rows_create, softcap_run, NULL},
     {"embed", 0, embed_create, embed_run, NULL},
     {"rope", 0, rope_create, rope_run, NULL},
     {"attention", 0, attention_create, attention_run, attention_flops},

@@ -18,6 +18,7 @@ struct op_shape {
     uint32_t n_heads, n_kv_heads, head_dim, block_positions, window, position; /* of the first row */
     uint32_t n_sequences; /* attention: rows are dealt to so many sequences in runs; 0: 1 */
     int kind;     /* enum gate_kind, enum rope_pairing, or whether there is something to add */
+    float softcap; /* attention: 0 for none */
     int special;  /* NaN, infinite, tiny and zero inputs among the others */
 };
 

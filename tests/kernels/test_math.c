@@ -47,6 +47,20 @@ static void exponentials_are_close_to_double(void **state)
     assert_true(isnan(math_exp2_neg(NAN)) && isnan(math_exp_neg(NAN)) && isnan(math_silu(NAN)));
 }
 
+static void tanh_is_close_to_double_and_odd(void **state)
+{
+    double worst = 0;
+    (void)state;
+    for (float x = 1e-6f; x < 50; x = x * 1.0001f) {
+        double u = ulps(math_tanh(x), tanh((double)x));
+        worst = u > worst ? u : worst;
+        assert_true(math_tanh(-x) == -math_tanh(x));
+    }
+    print_message("tanh: %.3f ulp\n", worst);
+    assert_true(worst < 2.5);
+    assert_true(math_tanh(0) == 0 && math_tanh(INFINITY) == 1 && math_tanh(-INFINITY) == -1 && isnan(math_tanh(NAN)));
+}
+
 static void gates_are_close_to_double(void **state)
 {
     (void)state;
@@ -91,6 +105,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sin_and_cos_are_within_an_ulp_up_to_a_million),
         cmocka_unit_test(exponentials_are_close_to_double),
+        cmocka_unit_test(tanh_is_close_to_double_and_odd),
         cmocka_unit_test(gates_are_close_to_double),
         cmocka_unit_test(every_half_survives_the_way_to_f32_and_back),
         cmocka_unit_test(f16_rounds_to_nearest_even),

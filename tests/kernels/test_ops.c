@@ -190,6 +190,31 @@ static void attention_equals_ref_for_windows_and_many_sequences(void **state)
                       w);
 }
 
+static void attention_equals_ref_for_wide_heads_and_bounded_scores(void **state)
+{
+    static const uint32_t dims[] = {16, 32, 128, 256};
+    static const float caps[] = {0.5f, 50};
+    (void)state;
+    for (size_t d = 0; d < ARRAY_LEN(dims); d++)
+        for (size_t c = 0; c < ARRAY_LEN(caps); c++)
+            for (uint32_t rows = 1; rows <= 40; rows += 13)
+                for (uint32_t window = 0; window <= 32; window += 32)
+                    check("attention",
+                          &(struct op_shape){.rows = rows, .n_heads = 4, .n_kv_heads = 1, .head_dim = dims[d], .block_positions = 32,
+                                             .position = 61, .window = window, .softcap = dims[d] == 256 ? 0 : caps[c]},
+                          rows);
+}
+
+static void bounding_logits_equals_ref(void **state)
+{
+    static const uint32_t ks[] = {1, 15, 16, 33, 320, 1000};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(ks); i++)
+        for (uint32_t rows = 1; rows <= 17; rows += 8)
+            for (float cap = 0.25f; cap < 50; cap *= 10)
+                check("softcap", &(struct op_shape){.rows = rows, .k = ks[i], .softcap = cap, .special = 1}, i);
+}
+
 #if EMULATED
 static void open_tables(struct error *err)
 {
@@ -247,6 +272,8 @@ int main(void)
         cmocka_unit_test(rope_equals_ref_for_both_pairings),
         cmocka_unit_test(attention_equals_ref_for_every_block_size_and_head_size),
         cmocka_unit_test(attention_equals_ref_for_windows_and_many_sequences),
+        cmocka_unit_test(attention_equals_ref_for_wide_heads_and_bounded_scores),
+        cmocka_unit_test(bounding_logits_equals_ref),
     };
     return cmocka_run_group_tests_name("ops", tests, set_up, tear_down);
 }

@@ -71,7 +71,7 @@ static void attention_does_not_depend_on_how_rows_are_cut(void **state)
         for (uint32_t r = 0, n; r < s.rows; r += n) {
             n = 1 + (uint32_t)(rand_at(s.window, r) % (s.rows - r < 50 ? s.rows - r : 50));
             for (int t = 0; t < 2; t++)
-                ops->attention(&op->kv, op->kv_rows + r, op->x + r * row, op->y + r * row, n, s.n_heads, 0.125f, s.window, op->scratch, t, 2);
+                ops->attention(&op->kv, op->kv_rows + r, op->x + r * row, op->y + r * row, n, s.n_heads, 0.125f, s.window, 0, op->scratch, t, 2);
         }
         assert_memory_equal(whole, op->y, op->n_out * sizeof(float));
         free(whole);
