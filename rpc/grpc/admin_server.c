@@ -62,7 +62,7 @@ static void *asked(struct rpc_call *c, grpc_byte_buffer *b, const ProtobufCMessa
     void *m = b ? message_unpack_buffer(d, rpc_loop__scratch(c->loop), b) : NULL;
     ADMIN_OF(c)->asked = 1;
     if (!m) {
-        error_set(&err, STATUS_BAD_REQUEST, "no %s in the request", d->short_name);
+        error_set(&err, b ? message_why(rpc_loop__scratch(c->loop)) : STATUS_BAD_REQUEST, "no %s in the request", d->short_name);
         rpc_call_finish(c, &err);
     }
     return m;

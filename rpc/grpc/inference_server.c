@@ -51,10 +51,13 @@ static void destroy(struct rpc_call *c)
     free(c);
 }
 
-static void refuse(struct rpc_call *c, const char *what)
+static void refuse(struct rpc_call *c, enum status why, const char *what)
 {
     struct error err;
-    error_set(&err, STATUS_BAD_REQUEST, "no %s in the request", what);
+    if (why == STATUS_OUT_OF_MEMORY)
+        error_set(&err, why, "no memory for the request");
+    else
+        error_set(&err, why, "no %s in the request", what);
     rpc_call_finish(c, &err);
 }
 
@@ -70,7 +73,7 @@ static void *unpack(struct rpc_call *c, grpc_byte_buffer *b, const ProtobufCMess
 {
     void *m = b && !UNARY_OF(c)->asked ? message_unpack_buffer(d, rpc_loop__scratch(c->loop), b) : NULL;
     if (!m && !UNARY_OF(c)->asked)
-        refuse(c, d->short_name);
+        refuse(c, b ? message_why(rpc_loop__scratch(c->loop)) : STATUS_BAD_REQUEST, d->short_name);
     return m;
 }
 
@@ -96,7 +99,7 @@ static void on_detokenize(struct rpc_call *c, grpc_byte_buffer *b)
     const struct inference_service *svc = c->service;
     Sluice__V1__DetokenizeRequest *m = unpack(c, b, &sluice__v1__detokenize_request__descriptor);
     if (m && m->n_ids > MAX_REQUEST_IDS)
-        refuse(c, "bounded number of ids");
+        refuse(c, STATUS_BAD_REQUEST, "bounded number of ids");
     else if (m)
         svc->detokenize(svc->ctx, hand_out(c), m->ids, m->n_ids, m->show_special);
 }

@@ -23,9 +23,16 @@ uint8_t *message_pack_bytes(const ProtobufCMessage *m, size_t *len)
     return data;
 }
 
+/* Past a failure nothing more is given, and the limit of 0 says so to message_why: what did not fit the limit is the message's
+ * fault, what would have fitted is not. */
 static void *alloc_in_arena(void *ctx, size_t n)
 {
-    return arena_alloc(ctx, n ? n : 1);
+    enum { ROUNDING = 16 };
+    struct arena *a = ctx;
+    void *p = a->limit_bytes ? arena_alloc(a, n ? n : 1) : NULL;
+    if (!p && n + ROUNDING <= a->limit_bytes - a->used_bytes)
+        a->limit_bytes = a->used_bytes = 0;
+    return p;
 }
 
 static void free_in_arena(void *ctx, void *p)
@@ -60,6 +67,11 @@ void *message_unpack_buffer(const ProtobufCMessageDescriptor *d, struct arena *a
     void *m = message_unpack(d, a, GRPC_SLICE_START_PTR(s), GRPC_SLICE_LENGTH(s));
     grpc_slice_unref(s);
     return m;
+}
+
+enum status message_why(const struct arena *a)
+{
+    return a->limit_bytes ? STATUS_BAD_REQUEST : STATUS_OUT_OF_MEMORY;
 }
 
 /* Length of the valid character at p, 0 if there is none. */

@@ -19,9 +19,11 @@
 grpc_byte_buffer *message_pack(const ProtobufCMessage *m);
 /* As bytes; NULL: no memory. free(). */
 uint8_t *message_pack_bytes(const ProtobufCMessage *m, size_t *len);
-/* Resets the arena. NULL: not such a message. */
+/* Resets the arena. NULL: message_why says why not. */
 void *message_unpack(const ProtobufCMessageDescriptor *d, struct arena *a, const void *data, size_t len);
 void *message_unpack_buffer(const ProtobufCMessageDescriptor *d, struct arena *a, grpc_byte_buffer *b);
+/* After an unpacking that gave NULL: STATUS_BAD_REQUEST, or STATUS_OUT_OF_MEMORY, which is no fault of the sender's. */
+enum status message_why(const struct arena *a);
 
 /* The longest prefix of whole, valid UTF-8 characters. */
 size_t message_utf8_prefix(const char *data, size_t len);
