@@ -23,6 +23,7 @@ struct coordinator {
     struct split split;
     struct tokenizer *tokenizer;
     struct chat_template *chat_template;
+    char no_template[sizeof((struct error *)0)->message]; /* why there is none */
     struct text_workers *workers;
     struct engine *engine;
     struct service *service;
@@ -48,31 +49,25 @@ static enum status check_config(struct coordinator *c, struct error *err)
     return STATUS_OK;
 }
 
-/* --chat-template (a built-in's name or a file), else the model's own. */
+/* A model's own template that cannot be used takes nothing from plain completion; one that somebody chose must work. */
 static enum status open_template(struct coordinator *c, struct error *err)
 {
-    const char *choice = c->config.chat_template;
-    struct text source = {NULL, 0};
-    char *file_text = NULL;
-    if (choice && chat_template_builtin(choice)) {
-        source = (struct text){chat_template_builtin(choice), strlen(chat_template_builtin(choice))};
-    } else if (choice) {
-        enum { MAX_TEMPLATE_BYTES = 1 << 20 };
-        FILE *f = fopen(choice, "rb");
-        file_text = f ? malloc(MAX_TEMPLATE_BYTES) : NULL;
-        if (file_text)
-            source = (struct text){file_text, fread(file_text, 1, MAX_TEMPLATE_BYTES, f)};
-        if (f)
-            fclose(f);
-        if (!source.len)
-            return error_set(err, STATUS_CONFIG, "--chat-template %.200s: neither a built-in (chatml) nor a readable file", choice);
-    } else if (!gguf_text(c->model.gguf, "tokenizer.chat_template", &source)) {
-        LOG_WARN("%s has no chat template: only plain completion is served; --chat-template names one", c->config.model);
+    struct chat_source source = {0};
+    struct error why = {0};
+    enum status s = chat_source_find(c->model.gguf, c->config.chat_template, &source, &why);
+    if (s == STATUS_OK)
+        s = chat_template_open(&source, c->config.python, c->tokenizer, &c->chat_template, &why);
+    chat_source_free(&source);
+    if (s == STATUS_UNSUPPORTED || (s == STATUS_BAD_MODEL && !c->config.chat_template)) {
+        LOG_WARN("%s: %s: only plain completion is served (/v1/completions); --chat-template gives one: %s, or @FILE", c->config.model,
+                 why.message, chat_builtin_names());
+        snprintf(c->no_template, sizeof c->no_template, "%s", why.message);
         return STATUS_OK;
     }
-    enum status s = chat_template_open(source.data, source.len, c->config.python, c->tokenizer, &c->chat_template, err);
-    free(file_text);
-    return s;
+    if (s == STATUS_OK)
+        return s;
+    return error_set(err, s == STATUS_BAD_MODEL ? STATUS_CONFIG : s, "%s%s", s == STATUS_BAD_MODEL ? "--chat-template: " : "",
+                     why.message);
 }
 
 /* --model-name, else the file's name without .gguf. */
@@ -132,8 +127,12 @@ static enum status start(struct coordinator *c, struct error *err)
     o->model = &c->model;
     o->secret = c->secret;
     o->tls = c->tls;
-    o->text = (struct text_context){c->tokenizer, c->chat_template, (uint32_t)context,
-                                    c->config.max_answer_tokens > 0 ? (uint32_t)c->config.max_answer_tokens : UINT32_MAX};
+    o->text = (struct text_context){.tokenizer = c->tokenizer,
+                                    .chat_template = c->chat_template,
+                                    .no_template = c->no_template,
+                                    .context = (uint32_t)context,
+                                    .answer_cap = c->config.max_answer_tokens > 0 ? (uint32_t)c->config.max_answer_tokens
+                                                                                  : UINT32_MAX};
     TRY(service_create(o, &c->service, err));
     LOG_INFO("%s: %s, %u layers, context %lld, %u tokens; %lld stages; gRPC on %s", o->names[0], c->model.hp.arch->name,
              c->model.hp.n_layers, (long long)context, c->model.hp.n_vocab, (long long)c->config.stages, c->config.grpc);

@@ -237,10 +237,7 @@ static void run_template(struct unary_job *j, struct error *err)
     struct service *s = j->service;
     struct buf text;
     buf_init(&text, TEXT_MAX_BYTES);
-    enum status st = s->o.text.chat_template
-                         ? chat_template_render(s->o.text.chat_template, j->text, j->len, 0, &text, err)
-                         : error_param(err, STATUS_BAD_REQUEST, "messages", "no_chat_template",
-                                       "this model has no chat template: start with --chat-template");
+    enum status st = text_render(&s->o.text, (struct bytes){j->text, j->len}, 0, &text, err);
     if (st == STATUS_OK)
         unary_call_text(j->call, (struct bytes){text.data ? text.data : "", text.len});
     else

@@ -112,14 +112,19 @@ static enum status tokenize_prompt(const struct text_context *t, struct request 
     return s;
 }
 
-static enum status prepare_chat(const struct text_context *t, struct request *r, struct error *err)
+enum status text_render(const struct text_context *t, struct bytes chat_json, int mark, struct buf *out, struct error *err)
 {
     if (!t->chat_template)
         return error_param(err, STATUS_BAD_REQUEST, "messages", "no_chat_template",
-                           "this model has no chat template: use /v1/completions, or start with --chat-template");
+                           "%.180s: use /v1/completions, or start the service with --chat-template", t->no_template);
+    return chat_template_render(t->chat_template, chat_json.data, chat_json.len, mark, out, err);
+}
+
+static enum status prepare_chat(const struct text_context *t, struct request *r, struct error *err)
+{
     struct buf rendered;
     buf_init(&rendered, TEXT_MAX_BYTES);
-    enum status s = chat_template_render(t->chat_template, r->chat_json.data, r->chat_json.len, 1, &rendered, err);
+    enum status s = text_render(t, r->chat_json, 1, &rendered, err);
     if (s == STATUS_OK)
         s = tokenize_prompt(t, r, (struct bytes){rendered.data ? rendered.data : "", rendered.len}, TOKENIZE_PARSE_SPECIAL,
                             err);

@@ -29,10 +29,13 @@ enum status text_workers_submit(struct text_workers *w, void (*job)(void *arg), 
 
 struct text_context {
     const struct tokenizer *tokenizer;
-    struct chat_template *chat_template; /* NULL: the model has none */
+    struct chat_template *chat_template; /* NULL: there is none, and why: */
+    const char *no_template;
     uint32_t context, answer_cap;
 };
 
+/* chat_template_render, or BAD_REQUEST no_chat_template that says what to do instead. */
+enum status text_render(const struct text_context *t, struct bytes chat_json, int mark, struct buf *out, struct error *err);
 /* Renders and tokenizes as the request's prompt kind says, then request_set_prompt. */
 enum status text_prepare(const struct text_context *t, struct request *r, struct error *err);
 /* Ids of a text: *ids is malloc'd. At most max_ids, else BAD_REQUEST. */

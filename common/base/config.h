@@ -80,7 +80,7 @@ enum program {
     X(api_keys, TEXT, "api-keys", 12, NULL, 0, 0, NULL, "file of HTTP keys, lines `name sha256:HEX`")                             \
     X(stage_program, TEXT, "stage-program", 8, NULL, 0, 0, NULL, "program to run as a stage (tests: sluice-stage-fake)")          \
     X(python, TEXT, "python", 9, "/usr/bin/python3", 0, 0, NULL, "interpreter with jinja2 that renders chat templates")           \
-    X(chat_template, TEXT, "chat-template", 9, NULL, 0, 0, NULL, "chatml, or a Jinja file instead of the model's own template")   \
+    X(chat_template, TEXT, "chat-template", 9, NULL, 0, 0, NULL, "instead of the model's own: a built-in's name (chatml, llama3, ...) or @FILE") \
     X(script, TEXT, "script", 10, NULL, 0, 0, NULL, "fake stage only: what its ticks cost and say")                               \
     X(log, TEXT, "log", 15, "info", 0, 0, NULL, "LEVEL[,module=LEVEL]: error, warn, info, debug, trace")
 

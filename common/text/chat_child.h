@@ -22,7 +22,7 @@
 enum {
     CHILD_MAX_FRAME = 64 << 20,
 
-    CHILD_ASK_TEMPLATE = 'T', /* JSON: template, limits, clock, bos_token, eos_token */
+    CHILD_ASK_TEMPLATE = 'T', /* JSON: template, tools_template, limits, clock, bos_token, eos_token */
     CHILD_ASK_RENDER = 'R',   /* JSON: the context */
     CHILD_ASK_MARKED = 'M',   /* the same with marks in it */
 

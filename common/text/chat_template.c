@@ -26,30 +26,15 @@ enum {
 
 struct chat_template {
     const struct tokenizer *tokenizer;
-    char *python, *source;
-    size_t source_len;
+    char *python, *source, *tools; /* tools: Jinja for a context that has some, or NULL */
+    size_t source_len, tools_len;
     char now[40]; /* "": the real clock */
     pthread_mutex_t lock; /* guards all below */
     struct chat_child child;
-    int ready; /* the child has compiled the template */
+    int started; /* a child has come up once: python and jinja2 are there */
+    int ready;   /* the child has compiled the template */
     struct buf reply, marked;
 };
-
-static const char chatml[] =
-    "{%- for message in messages -%}"
-    "{{- '<|im_start|>' + message.role + '\\n' -}}"
-    "{%- if message.content is string -%}{{- message.content -}}"
-    "{%- elif message.content is iterable -%}"
-    "{%- for part in message.content -%}{%- if part.text is string -%}{{- part.text -}}{%- endif -%}{%- endfor -%}"
-    "{%- endif -%}"
-    "{{- '<|im_end|>\\n' -}}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
-
-const char *chat_template_builtin(const char *name)
-{
-    return strcmp(name, "chatml") == 0 ? chatml : NULL;
-}
 
 void chat_template_unmark(struct buf *text)
 {
@@ -73,7 +58,8 @@ static char *settings_json(const struct chat_template *t)
     json_t *s = json_pack("{s:s%, s:f, s:f, s:i}", "template", t->source, t->source_len, "compile_limit_s",
                           COMPILE_LIMIT_MS / 1000.0, "time_limit_s", RENDER_LIMIT_MS / 1000.0, "output_limit", MAX_OUTPUT);
     char *text = NULL;
-    if (s && set_token(s, "bos_token", t->tokenizer, tokenizer_bos(t->tokenizer)) == 0 &&
+    if (s && (!t->tools || json_object_set_new(s, "tools_template", json_stringn(t->tools, t->tools_len)) == 0) &&
+        set_token(s, "bos_token", t->tokenizer, tokenizer_bos(t->tokenizer)) == 0 &&
         set_token(s, "eos_token", t->tokenizer, tokenizer_eos(t->tokenizer)) == 0 &&
         (!t->now[0] || json_object_set_new(s, "now", json_string(t->now)) == 0))
         text = json_dumps(s, JSON_COMPACT);
@@ -86,31 +72,34 @@ static int64_t deadline_in(int ms)
     return clock_now_ns() + ms * NS_PER_MS;
 }
 
-static enum status expect(struct chat_template *t, char kind, int limit_ms, const char *what, struct error *err)
+/* Another answer, or none in time, is a failure of that kind. */
+static enum status expect(struct chat_template *t, char kind, int limit_ms, const char *what, enum status failure,
+                          struct error *err)
 {
     char said = 0;
     enum status s = chat_child_receive(&t->child, &said, &t->reply, deadline_in(limit_ms));
     if (s == STATUS_TIMEOUT)
-        return error_set(err, STATUS_CONFIG, "chat template: %s took more than %d ms", what, limit_ms);
+        return error_set(err, failure, "chat template: %s took more than %d ms", what, limit_ms);
     if (s != STATUS_OK)
         return error_set(err, STATUS_CLOSED, "chat template: %s ended during %s", t->python, what);
     if (said == kind)
         return STATUS_OK;
-    return error_set(err, STATUS_CONFIG, "chat template: %.*s", t->reply.len > 250 ? 250 : (int)t->reply.len, t->reply.data);
+    return error_set(err, failure, "chat template: %.*s", t->reply.len > 250 ? 250 : (int)t->reply.len, t->reply.data);
 }
 
 static enum status compile(struct chat_template *t, struct error *err)
 {
-    TRY(expect(t, CHILD_SAYS_READY, START_LIMIT_MS, "the start of Python", err));
+    TRY(expect(t, CHILD_SAYS_READY, START_LIMIT_MS, "the start of Python", STATUS_CONFIG, err));
+    t->started = 1;
     LOG_DEBUG("child %d runs %s a filter of system calls", (int)t->child.pid, t->reply.data);
     char *settings = settings_json(t);
     if (!settings)
-        return error_set(err, STATUS_CONFIG, "chat template: it is not UTF-8, or there is no memory");
+        return error_set(err, STATUS_BAD_MODEL, "chat template: it is not UTF-8, or there is no memory");
     enum status s = chat_child_send(&t->child, CHILD_ASK_TEMPLATE, settings, strlen(settings), deadline_in(COMPILE_LIMIT_MS));
     free(settings);
     if (s != STATUS_OK)
         return error_set(err, STATUS_CLOSED, "chat template: %s does not listen: %s", t->python, status_text(s));
-    return expect(t, CHILD_SAYS_TEXT, COMPILE_LIMIT_MS, "compiling", err);
+    return expect(t, CHILD_SAYS_TEXT, COMPILE_LIMIT_MS, "compiling", STATUS_BAD_MODEL, err);
 }
 
 static void stop(struct chat_template *t)
@@ -144,34 +133,48 @@ static void replace_child(struct chat_template *t)
     chat_child_start(&t->child, t->python, MEMORY_MIB, NULL);
 }
 
-enum status chat_template_open(const char *source, size_t len, const char *python, const struct tokenizer *tok,
+static char *copy(struct text t)
+{
+    char *p = malloc(t.len);
+    return p ? memcpy(p, t.data, t.len) : NULL;
+}
+
+/* What a child of the first start says, told apart: the program is not the right one, or the template is not. */
+static enum status first_start(struct chat_template *t, struct error *err)
+{
+    enum status s = ensure_child(t, err);
+    if (s != STATUS_CLOSED)
+        return s;
+    s = t->started ? STATUS_BAD_MODEL : STATUS_CONFIG;
+    if (err)
+        err->status = s;
+    return s;
+}
+
+enum status chat_template_open(const struct chat_source *source, const char *python, const struct tokenizer *tok,
                                struct chat_template **out, struct error *err)
 {
-    if (!source || len == 0)
-        return error_set(err, STATUS_UNSUPPORTED, "the model has no chat template (give one with --chat-template)");
-    if (len > MAX_SOURCE)
-        return error_set(err, STATUS_CONFIG, "chat template: %zu bytes (at most %d)", len, MAX_SOURCE);
+    if (source->text.len > MAX_SOURCE || source->tools.len > MAX_SOURCE)
+        return error_set(err, STATUS_BAD_MODEL, "chat template: %zu bytes (at most %d)",
+                         source->text.len > MAX_SOURCE ? source->text.len : source->tools.len, MAX_SOURCE);
     struct chat_template *t = calloc(1, sizeof *t);
     if (!t)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the chat template");
     t->tokenizer = tok;
     t->child.fd = -1;
-    t->source = malloc(len);
-    t->source_len = len;
+    t->source = copy(source->text);
+    t->source_len = source->text.len;
+    t->tools = source->tools.len ? copy(source->tools) : NULL;
+    t->tools_len = source->tools.len;
     t->python = strdup(python);
     pthread_mutex_init(&t->lock, NULL);
     buf_init(&t->reply, CHILD_MAX_FRAME);
     buf_init(&t->marked, CHILD_MAX_FRAME);
-    enum status s = t->source && t->python ? STATUS_OK : error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the chat template");
-    if (s == STATUS_OK) {
-        memcpy(t->source, source, len);
-        s = ensure_child(t, err);
-    }
-    if (s == STATUS_CLOSED && err)
-        err->status = STATUS_CONFIG; /* of a program's first start: it is not the right one */
+    const int copied = t->source && t->python && (t->tools || !t->tools_len);
+    enum status s = copied ? first_start(t, err) : error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the chat template");
     if (s != STATUS_OK) {
         chat_template_close(t);
-        return s == STATUS_CLOSED ? STATUS_CONFIG : s;
+        return s;
     }
     *out = t;
     return STATUS_OK;
@@ -186,6 +189,7 @@ void chat_template_close(struct chat_template *t)
     buf_fini(&t->reply);
     buf_fini(&t->marked);
     free(t->source);
+    free(t->tools);
     free(t->python);
     free(t);
 }

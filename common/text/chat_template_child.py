@@ -89,6 +89,16 @@ class Renderer:
         env.globals["raise_exception"] = self.raise_exception
         env.globals["strftime_now"] = self.strftime_now
         self.template = env.from_string(settings["template"])
+        self.tools_template = self.tools_template_of(env, settings)
+
+    def tools_template_of(self, env, settings):
+        if "tools_template" not in settings:
+            return self.template
+        try:
+            return env.from_string(settings["tools_template"])
+        except jinja2.exceptions.TemplateSyntaxError as e:
+            e.args = (f"(of the template for tools) {e.message}",)
+            raise
 
     def tojson(self, x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         text = json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -107,7 +117,8 @@ class Renderer:
         variables = {"tools": None, "documents": None, **self.tokens, **context}
         del context
         parts, left = [], self.output_limit
-        for part in self.template.generate(variables):
+        template = self.tools_template if variables["tools"] else self.template
+        for part in template.generate(variables):
             left -= len(part)
             if left < 0:
                 raise OverLimit(f"the chat template wrote more than {self.output_limit} characters")

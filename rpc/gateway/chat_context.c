@@ -132,8 +132,13 @@ static int fill(const struct chat_context *c, json_t *context)
     bad |= json_object_set(context, "messages", c->messages);
     if (c->tools)
         bad |= json_object_set(context, "tools", c->tools);
+    if (c->documents)
+        bad |= json_object_set(context, "documents", c->documents);
     if (c->add_generation_prompt >= 0 || !json_is_boolean(json_object_get(context, "add_generation_prompt")))
         bad |= json_object_set_new(context, "add_generation_prompt", json_boolean(c->add_generation_prompt != 0));
+    /* Templates that know no effort know this switch. */
+    if (c->reasoning_effort && strcmp(c->reasoning_effort, "none") == 0 && !json_object_get(context, "enable_thinking"))
+        bad |= json_object_set_new(context, "enable_thinking", json_false());
     if (c->reasoning_effort)
         bad |= json_object_set_new(context, "reasoning_effort", json_string(c->reasoning_effort));
     return bad;

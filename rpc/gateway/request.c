@@ -21,7 +21,7 @@ struct reading {
     double temperature, top_p, min_p;
     struct bytes model, user, content;
     const char *priority, *reasoning_effort;
-    json_t *messages, *tools, *kwargs;
+    json_t *messages, *tools, *documents, *kwargs;
     int has_seed, has_prompt, tools_off;
 };
 
@@ -99,6 +99,23 @@ static enum status read_tools(struct reading *g, const char *name, json_t *v)
             return wrong_type(g, param, "an object", json_array_get(v, i));
     }
     g->tools = json_array_size(v) ? v : NULL;
+    return STATUS_OK;
+}
+
+/* What templates for retrieval quote; their form is between the client and the template. */
+static enum status read_documents(struct reading *g, const char *name, json_t *v)
+{
+    const json_t *document;
+    size_t i;
+    if (!json_is_array(v))
+        return wrong_type(g, name, "an array of objects", v);
+    json_array_foreach(v, i, document)
+        if (!json_is_object(document)) {
+            char param[64];
+            snprintf(param, sizeof param, "%s[%zu]", name, i);
+            return wrong_type(g, param, "an object", document);
+        }
+    g->documents = json_array_size(v) ? v : NULL;
     return STATUS_OK;
 }
 
@@ -334,6 +351,7 @@ static const struct field fields[] = {
     {"add_generation_prompt", TEMPLATES, FIELD_BOOL, AT(add_generation_prompt)},
     {"reasoning_effort", TEMPLATES, FIELD_CHOICE, AT(reasoning_effort), .choices = "none|minimal|low|medium|high|xhigh"},
     {"tools", TEMPLATES, FIELD_SHAPE, .read = read_tools},
+    {"documents", TEMPLATES, FIELD_SHAPE, .read = read_documents},
     {"tool_choice", TEMPLATES, FIELD_SHAPE, .read = read_tool_choice},
     {"parallel_tool_calls", TEMPLATES, FIELD_BOOL, NEUTRAL(1)},
     {"response_format", GENERATES, FIELD_SHAPE, .read = read_response_format},
@@ -509,6 +527,7 @@ static enum status finish(struct reading *g)
     q->prompt = PROMPT_CHAT;
     return chat_context_write(&(struct chat_context){.messages = g->messages,
                                                      .tools = g->tools_off ? NULL : g->tools,
+                                                     .documents = g->documents,
                                                      .kwargs = g->kwargs,
                                                      .add_generation_prompt = g->add_generation_prompt,
                                                      .reasoning_effort = g->reasoning_effort},

@@ -57,7 +57,8 @@ static void every_field_goes_where_it_belongs(void **state)
                                "\"temperature\":0,\"top_p\":0.5,\"top_k\":40,\"min_p\":0.1,\"seed\":-5,\"stop\":[\"a\",\"bc\"],"
                                "\"ignore_eos\":true,\"deadline_ms\":99,\"priority\":\"batch\",\"cache_prompt\":false,"
                                "\"return_token_ids\":true,\"user\":\"u\",\"reasoning_effort\":\"low\","
-                               "\"chat_template_kwargs\":{\"x\":1,\"messages\":[]},\"tools\":[{\"type\":\"function\"}]",
+                               "\"chat_template_kwargs\":{\"x\":1,\"messages\":[],\"documents\":1},\"tools\":[{\"type\":\"function\"}],"
+                               "\"documents\":[{\"title\":\"t\",\"text\":\"d\"}]",
                                &r, &err),
                      STATUS_OK);
     const struct generate_request *q = &r.generate;
@@ -70,8 +71,25 @@ static void every_field_goes_where_it_belongs(void **state)
     assert_memory_equal(q->stop[1].data, "bc", 2);
     assert_int_equal(q->deadline_ms, 99);
     assert_memory_equal(r.model.data, "m", 2);
-    assert_true(chat_json_is(&r, "{\"x\":1,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":"
-                                 "\"function\"}],\"add_generation_prompt\":true,\"reasoning_effort\":\"low\"}"));
+    assert_true(chat_json_is(&r, "{\"x\":1,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"documents\":[{\"title\":"
+                                 "\"t\",\"text\":\"d\"}],\"tools\":[{\"type\":\"function\"}],\"add_generation_prompt\":true,"
+                                 "\"reasoning_effort\":\"low\"}"));
+    request_fini(&r);
+}
+
+static void no_effort_turns_thinking_off_unless_the_template_was_told_otherwise(void **state)
+{
+    struct request r;
+    struct error err;
+    (void)state;
+    assert_int_equal(chat_with("\"reasoning_effort\":\"none\"", &r, &err), STATUS_OK);
+    assert_true(chat_json_is(&r, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"add_generation_prompt\":true,"
+                                 "\"enable_thinking\":false,\"reasoning_effort\":\"none\"}"));
+    request_fini(&r);
+    assert_int_equal(chat_with("\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{\"enable_thinking\":true}", &r, &err),
+                     STATUS_OK);
+    assert_true(chat_json_is(&r, "{\"enable_thinking\":true,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
+                                 "\"add_generation_prompt\":true,\"reasoning_effort\":\"none\"}"));
     request_fini(&r);
 }
 
@@ -136,7 +154,8 @@ static void every_field_takes_the_types_it_has_and_names_itself_for_others(void 
         {"ignore_eos", "yynnnn"},      {"deadline_ms", "ynnnnn"},   {"priority", "ynnnnn"},
         {"cache_prompt", "yynnnn"},    {"return_token_ids", "yynnnn"},
         {"user", "ynnnyn"},            {"chat_template_kwargs", "ynnynn"},
-        {"reasoning_effort", "ynnnnn"},{"tools", "ynynnn"},         {"tool_choice", "ynn5nn"},
+        {"reasoning_effort", "ynnnnn"},{"tools", "ynynnn"},         {"documents", "ynynnn"},
+        {"tool_choice", "ynn5nn"},
         {"parallel_tool_calls", "yynnnn"},
         {"response_format", "ynnnnn"}, {"modalities", "ynynnn"},    {"logprobs", "y5nnnn"},
         {"top_logprobs", "ynnnnn"},    {"n", "ynnnnn"},             {"frequency_penalty", "ynnnn5"},
@@ -374,6 +393,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_small_chat_gets_the_defaults),
         cmocka_unit_test(every_field_goes_where_it_belongs),
+        cmocka_unit_test(no_effort_turns_thinking_off_unless_the_template_was_told_otherwise),
         cmocka_unit_test(odd_answer_lengths_are_clamped_or_refused),
         cmocka_unit_test(every_field_takes_the_types_it_has_and_names_itself_for_others),
         cmocka_unit_test(extreme_integers_are_refused_by_name_or_clamped),

@@ -16,7 +16,7 @@ struct chat_template *chat_open(const char *source, size_t len, const char *now,
 {
     struct chat_template *t;
     struct error err = {0};
-    if (chat_template_open(source, len, PYTHON, tok, &t, &err) != STATUS_OK)
+    if (chat_template_open(&(struct chat_source){.text = {source, len}}, PYTHON, tok, &t, &err) != STATUS_OK)
         fail_msg("%s", err.message);
     if (now && chat_template__freeze(t, now, &err) != STATUS_OK)
         fail_msg("%s", err.message);

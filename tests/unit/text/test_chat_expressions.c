@@ -16,12 +16,13 @@ static int refused_at_open(json_t *c, const struct tokenizer *tok)
 {
     struct chat_template *t;
     struct error err = {0};
-    json_t *source = json_object_get(c, "template");
-    enum status s = chat_template_open(json_string_value(source), json_string_length(source), PYTHON, tok, &t, &err);
+    json_t *text = json_object_get(c, "template");
+    const struct chat_source source = {.text = {json_string_value(text), json_string_length(text)}};
+    enum status s = chat_template_open(&source, PYTHON, tok, &t, &err);
     if (s == STATUS_OK)
         chat_template_close(t);
     else
-        assert_int_equal(s, STATUS_CONFIG);
+        assert_int_equal(s, STATUS_BAD_MODEL);
     return s != STATUS_OK;
 }
 

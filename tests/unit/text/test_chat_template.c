@@ -46,7 +46,7 @@ static struct chat_template *open_text(const char *source)
 static enum status open_status(const char *source, const char *python, struct error *err)
 {
     struct chat_template *t = NULL;
-    enum status s = chat_template_open(source, strlen(source), python, tiny.tokenizer, &t, err);
+    enum status s = chat_template_open(&(struct chat_source){.text = {source, strlen(source)}}, python, tiny.tokenizer, &t, err);
     chat_template_close(t);
     return s;
 }
@@ -55,34 +55,100 @@ static void what_cannot_work_is_refused_at_open(void **state)
 {
     (void)state;
     struct error err;
-    struct chat_template *t;
-    assert_int_equal(chat_template_open(NULL, 0, PYTHON, tiny.tokenizer, &t, &err), STATUS_UNSUPPORTED);
-    assert_int_equal(open_status("a\nb {% if %}", PYTHON, &err), STATUS_CONFIG);
+    assert_int_equal(open_status("a\nb {% if %}", PYTHON, &err), STATUS_BAD_MODEL);
     assert_non_null(strstr(err.message, "line 2"));
-    assert_int_equal(open_status("{% for x in y %}", PYTHON, &err), STATUS_CONFIG);
+    assert_int_equal(open_status("{% for x in y %}", PYTHON, &err), STATUS_BAD_MODEL);
     assert_int_equal(open_status("x", "/nonexistent/python3", &err), STATUS_CONFIG);
     assert_non_null(strstr(err.message, "/nonexistent/python3"));
     assert_int_equal(open_status("x", "/bin/true", &err), STATUS_CONFIG);
 }
 
-static void the_builtin_chatml_takes_texts_and_parts(void **state)
+/* Renders with eos "<e>", bos "<b>" as variables, which a template sees instead of the vocabulary's. */
+static void assert_renders(struct chat_template *t, const char *messages, const char *want)
+{
+    struct buf context, out;
+    struct error err = {0};
+    buf_init(&context, 1 << 20);
+    buf_init(&out, 1 << 20);
+    buf_printf(&context, "{\"messages\":[%s],\"add_generation_prompt\":true,\"bos_token\":\"<b>\",\"eos_token\":\"<e>\"}", messages);
+    if (renders(t, context.data, 0, &out, &err) != STATUS_OK)
+        fail_msg("%s: %s", messages, err.message);
+    buf_text(&out, "");
+    assert_string_equal(out.data, want);
+    buf_fini(&context);
+    buf_fini(&out);
+}
+
+/* What the models' own templates make of the same messages. */
+static void builtins_write_what_their_models_were_trained_with(void **state)
 {
     (void)state;
-    struct chat_template *t = open_text(chat_template_builtin("chatml"));
+    static const struct {
+        const char *name, *want;
+    } cases[] = {
+        {"chatml", "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
+                   "<|im_start|>user\nVW<|im_end|>\n<|im_start|>assistant\n"},
+        {"deepseek", "<b>S\n\nUser: U\n\nAssistant: A<e>User: VW\n\nAssistant:"},
+        {"gemma", "<b><start_of_turn>user\nS\n\nU<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n<start_of_turn>user\n"
+                  "VW<end_of_turn>\n<start_of_turn>model\n"},
+        {"llama2", "<b>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A <e><b>[INST] VW [/INST]"},
+        {"llama3", "<b><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+                   "U<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|><|start_header_id|>user"
+                   "<|end_header_id|>\n\nVW<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"},
+        {"mistral", "<b>[INST] S\n\nU [/INST] A<e>[INST] VW [/INST]"},
+        {"phi3", "<|system|>\nS<|end|>\n<|user|>\nU<|end|>\n<|assistant|>\nA<|end|>\n<|user|>\nVW<|end|>\n<|assistant|>\n"},
+        {"plain", "<b>S\n\nU\n\nA\n\nVW"},
+        {"zephyr", "<|system|>\nS<e>\n<|user|>\nU<e>\n<|assistant|>\nA<e>\n<|user|>\nVW<e>\n<|assistant|>\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        print_message("%s\n", cases[i].name);
+        assert_non_null(strstr(chat_builtin_names(), cases[i].name));
+        struct chat_template *t = open_text(chat_builtin(cases[i].name));
+        assert_renders(t,
+                       "{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"U\"},{\"role\":\"assistant\","
+                       "\"content\":\"A\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"V\"},{\"type\":\"text\","
+                       "\"text\":\"W\"}]}",
+                       cases[i].want);
+        chat_template_close(t);
+    }
+    assert_null(chat_builtin("no such"));
+}
+
+static void a_builtin_that_wants_turns_says_so(void **state)
+{
+    (void)state;
+    struct chat_template *t = open_text(chat_builtin("gemma"));
     struct buf out;
     struct error err = {0};
     buf_init(&out, 1 << 20);
-    assert_int_equal(renders(t,
-                             "{\"messages\":[{\"role\":\"system\",\"content\":\"Be \\u00e9\"},{\"role\":\"user\",\"content\":"
-                             "[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]},"
-                             "{\"role\":\"assistant\",\"content\":null}],\"add_generation_prompt\":true}",
-                             0, &out, &err),
-                     STATUS_OK);
-    assert_string_equal(out.data, "<|im_start|>system\nBe \xc3\xa9<|im_end|>\n<|im_start|>user\nab<|im_end|>\n"
-                                  "<|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n");
-    assert_null(chat_template_builtin("no such"));
+    assert_int_equal(renders(t, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"b\"}]}", 0,
+                             &out, &err),
+                     STATUS_BAD_REQUEST);
+    assert_string_equal(err.code, "chat_template_raised");
     buf_fini(&out);
     chat_template_close(t);
+}
+
+static void a_template_for_tools_serves_those_who_have_some(void **state)
+{
+    (void)state;
+    struct chat_template *t = NULL;
+    struct buf out;
+    struct error err = {0};
+    const struct chat_source both = {.text = {"plain", 5}, .tools = {"{{ tools | length }}", 20}};
+    const struct chat_source bad = {.text = {"plain", 5}, .tools = {"\n{% if %}", 9}};
+    buf_init(&out, 1 << 20);
+    assert_int_equal(chat_template_open(&both, PYTHON, tiny.tokenizer, &t, &err), STATUS_OK);
+    assert_int_equal(renders(t, "{}", 0, &out, &err), STATUS_OK);
+    assert_string_equal(out.data, "plain");
+    assert_int_equal(renders(t, "{\"tools\":[]}", 0, &out, &err), STATUS_OK);
+    assert_string_equal(out.data, "plain");
+    assert_int_equal(renders(t, "{\"tools\":[{},{}]}", 0, &out, &err), STATUS_OK);
+    assert_string_equal(out.data, "2");
+    chat_template_close(t);
+    assert_int_equal(chat_template_open(&bad, PYTHON, tiny.tokenizer, &t, &err), STATUS_BAD_MODEL);
+    assert_non_null(strstr(err.message, "line 2: (of the template for tools)"));
+    buf_fini(&out);
 }
 
 static void raised_messages_come_through_and_other_errors_say_that_the_template_failed(void **state)
@@ -280,7 +346,7 @@ static void control_names_of_users_become_ordinary_text(void **state)
         "\\udbff\\udffd<|im_end|>",
         "<|im_end|",
     };
-    struct chat_template *t = open_text(chat_template_builtin("chatml"));
+    struct chat_template *t = open_text(chat_builtin("chatml"));
     struct buf out;
     struct error err = {0};
     buf_init(&out, 1 << 20);
@@ -365,7 +431,7 @@ static void threads_share_one_template(void **state)
 static void a_megabyte_of_content_renders_and_marks_in_time(void **state)
 {
     (void)state;
-    struct chat_template *t = open_text(chat_template_builtin("chatml"));
+    struct chat_template *t = open_text(chat_builtin("chatml"));
     static const char *const units[] = {"a", "<", "<|im_end|>", "\xf0\x9f\x98\x80"};
     for (size_t i = 0; i < 4; i++) {
         struct buf context, out;
@@ -410,7 +476,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_template_renders_what_the_reference_renders),
         cmocka_unit_test(what_cannot_work_is_refused_at_open),
-        cmocka_unit_test(the_builtin_chatml_takes_texts_and_parts),
+        cmocka_unit_test(builtins_write_what_their_models_were_trained_with),
+        cmocka_unit_test(a_builtin_that_wants_turns_says_so),
+        cmocka_unit_test(a_template_for_tools_serves_those_who_have_some),
         cmocka_unit_test(raised_messages_come_through_and_other_errors_say_that_the_template_failed),
         cmocka_unit_test(generation_blocks_and_token_texts_are_as_in_transformers),
         cmocka_unit_test(hostile_templates_end_in_a_bounded_error_and_the_service_lives),
