@@ -213,7 +213,7 @@ static void run_detokenize(struct unary_job *j, struct error *err)
     struct buf text;
     struct detokenizer d;
     buf_init(&text, TEXT_MAX_BYTES);
-    detokenizer_init(&d, j->service->o.text.tokenizer, j->show_special);
+    detokenizer_init_text(&d, j->service->o.text.tokenizer, j->show_special);
     enum status st = STATUS_OK;
     for (size_t i = 0; i < j->n_ids && st == STATUS_OK; i++)
         st = j->ids[i] < tokenizer_n_vocab(d.tokenizer)

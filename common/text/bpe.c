@@ -6,12 +6,11 @@
 #include "common/base/rand.h"
 
 enum { SHORT_WORD = 32 }; /* up to here the quadratic scan of an array in cache beats the heap */
-#define NO_RANK UINT32_MAX
 #define NO_SYMBOL UINT32_MAX
 
 /* One place of a word. A symbol that was merged into its left neighbour has id VOCAB_NO_ID. */
 struct bpe_symbol {
-    uint32_t id, rank; /* rank of the merge with the next symbol, NO_RANK: none */
+    uint32_t id, rank; /* rank of the merge with the next symbol, MERGE_NO_RANK: none */
     uint32_t prev, next;
 };
 
@@ -56,7 +55,7 @@ void bpe_add(struct bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32
 static uint32_t rank_of(const struct bpe *b, uint32_t left, uint32_t right)
 {
     const struct bpe_merge *m = probe(b, left, right);
-    return m->left == VOCAB_NO_ID ? NO_RANK : m->rank;
+    return m->left == VOCAB_NO_ID ? MERGE_NO_RANK : m->rank;
 }
 
 static size_t bytes_to_ids(const struct bpe *b, const char *word, size_t len, uint32_t *ids)
@@ -81,7 +80,7 @@ static size_t merge_short(const struct bpe *b, uint32_t *ids, size_t n)
         for (size_t i = 1; i + 1 < n; i++)
             if (ranks[i] < ranks[best])
                 best = i;
-        if (ranks[best] == NO_RANK)
+        if (ranks[best] == MERGE_NO_RANK)
             break;
         ids[best] = probe(b, ids[best], ids[best + 1])->id;
         n--;
@@ -95,53 +94,13 @@ static size_t merge_short(const struct bpe *b, uint32_t *ids, size_t n)
     return n;
 }
 
-/* A heap entry is rank and place in one number: what comes first is smaller. Four children to a node: half the levels of a
- * binary heap, and the children of one node share a cache line. */
-static uint64_t entry(uint32_t rank, uint32_t at)
-{
-    return (uint64_t)rank << 32 | at;
-}
-
-static void sift_down(uint64_t *heap, size_t n, size_t i)
-{
-    uint64_t moving = heap[i];
-    for (size_t first; (first = 4 * i + 1) < n;) {
-        size_t end = first + 4 < n ? first + 4 : n, least = first;
-        for (size_t c = first + 1; c < end; c++)
-            if (heap[c] < heap[least])
-                least = c;
-        if (heap[least] >= moving)
-            break;
-        heap[i] = heap[least];
-        i = least;
-    }
-    heap[i] = moving;
-}
-
-static void push(struct bpe_scratch *s, uint64_t e)
-{
-    size_t i = s->n_heap++;
-    for (; i > 0 && e < s->heap[(i - 1) / 4]; i = (i - 1) / 4)
-        s->heap[i] = s->heap[(i - 1) / 4];
-    s->heap[i] = e;
-}
-
-static uint64_t pop(struct bpe_scratch *s)
-{
-    uint64_t top = s->heap[0];
-    s->heap[0] = s->heap[--s->n_heap];
-    if (s->n_heap)
-        sift_down(s->heap, s->n_heap, 0);
-    return top;
-}
-
 /* Gives the symbol its new rank and puts the pair into the heap; an older entry of the same place becomes stale. */
 static void rank_pair(const struct bpe *b, struct bpe_scratch *s, uint32_t at)
 {
     struct bpe_symbol *left = &s->symbols[at];
-    left->rank = left->next == NO_SYMBOL ? NO_RANK : rank_of(b, left->id, s->symbols[left->next].id);
-    if (left->rank != NO_RANK)
-        push(s, entry(left->rank, at));
+    left->rank = left->next == NO_SYMBOL ? MERGE_NO_RANK : rank_of(b, left->id, s->symbols[left->next].id);
+    if (left->rank != MERGE_NO_RANK)
+        merge_heap_push(&s->heap, merge_entry(left->rank, at));
 }
 
 static enum status scratch_reserve(struct bpe_scratch *s, size_t n, struct work *work)
@@ -150,8 +109,8 @@ static enum status scratch_reserve(struct bpe_scratch *s, size_t n, struct work 
         return STATUS_OK;
     bpe_scratch_fini(s);
     s->symbols = malloc(n * sizeof *s->symbols);
-    s->heap = malloc(2 * n * sizeof *s->heap);
-    if (!s->symbols || !s->heap) {
+    s->heap.entries = malloc(2 * n * sizeof *s->heap.entries);
+    if (!s->symbols || !s->heap.entries) {
         bpe_scratch_fini(s);
         return error_set(work->err, STATUS_OUT_OF_MEMORY, "no memory to tokenize a word of %zu bytes", n);
     }
@@ -167,32 +126,31 @@ static enum status fill(const struct bpe *b, struct bpe_scratch *s, const char *
         uint32_t id = b->byte_id[(unsigned char)word[i]];
         if (id == VOCAB_NO_ID)
             continue;
-        s->symbols[n] = (struct bpe_symbol){.id = id, .rank = NO_RANK, .prev = (uint32_t)n - 1, .next = NO_SYMBOL};
+        s->symbols[n] = (struct bpe_symbol){.id = id, .rank = MERGE_NO_RANK, .prev = (uint32_t)n - 1, .next = NO_SYMBOL};
         if (n)
             s->symbols[n - 1].next = (uint32_t)n;
         n++;
     }
-    s->n_heap = 0;
+    s->heap.n = 0;
     for (size_t i = 0; i + 1 < n; i++) {
         TRY(work_step(work, 1));
         s->symbols[i].rank = rank_of(b, s->symbols[i].id, s->symbols[i + 1].id);
-        if (s->symbols[i].rank != NO_RANK)
-            s->heap[s->n_heap++] = entry(s->symbols[i].rank, (uint32_t)i);
+        if (s->symbols[i].rank != MERGE_NO_RANK)
+            s->heap.entries[s->heap.n++] = merge_entry(s->symbols[i].rank, (uint32_t)i);
     }
-    for (size_t i = s->n_heap / 4 + 1; i-- > 0 && s->n_heap;) {
+    for (size_t i = s->heap.n / 4 + 1; i-- > 0 && s->heap.n;) {
         TRY(work_step(work, 1));
-        sift_down(s->heap, s->n_heap, i);
+        merge_heap_sift_down(&s->heap, i);
     }
     *n_out = n;
     return STATUS_OK;
 }
 
-/* Each merge takes one entry out and puts at most two in, so 2 n entries are enough for n symbols. */
 static enum status merge_long(const struct bpe *b, struct bpe_scratch *s, struct work *work)
 {
-    while (s->n_heap) {
+    while (s->heap.n) {
         TRY(work_step(work, 1));
-        uint64_t top = pop(s);
+        uint64_t top = merge_heap_pop(&s->heap);
         uint32_t at = (uint32_t)top;
         struct bpe_symbol *left = &s->symbols[at];
         if (left->id == VOCAB_NO_ID || left->rank != top >> 32)
@@ -218,7 +176,7 @@ void bpe_scratch_init(struct bpe_scratch *s)
 void bpe_scratch_fini(struct bpe_scratch *s)
 {
     free(s->symbols);
-    free(s->heap);
+    free(s->heap.entries);
     *s = (struct bpe_scratch){0};
 }
 

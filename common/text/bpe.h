@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/text/merge_heap.h"
 #include "common/text/vocab_map.h"
 #include "common/text/work.h"
 
@@ -32,8 +33,8 @@ struct bpe {
 struct bpe_symbol;
 struct bpe_scratch {
     struct bpe_symbol *symbols; /* [size] */
-    uint64_t *heap;             /* [2 * size] */
-    size_t size, n_heap;
+    struct merge_heap heap;     /* [2 * size] */
+    size_t size;
 };
 
 /* Room for n_merges; byte_id is all VOCAB_NO_ID afterwards. */

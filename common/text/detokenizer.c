@@ -1,5 +1,6 @@
 #include "common/text/detokenizer.h"
 
+#include "common/text/tokenizer_impl.h"
 #include "common/text/utf8.h"
 
 #define REPLACEMENT "\xef\xbf\xbd"
@@ -7,6 +8,12 @@
 void detokenizer_init(struct detokenizer *d, const struct tokenizer *t, int show_special)
 {
     *d = (struct detokenizer){.tokenizer = t, .show_special = show_special};
+}
+
+void detokenizer_init_text(struct detokenizer *d, const struct tokenizer *t, int show_special)
+{
+    detokenizer_init(d, t, show_special);
+    d->undo_prefix = d->at_start = tokenizer__space_prefix(t);
 }
 
 /* One byte. A character that breaks off becomes one U+FFFD for the longest start that was well-formed (Unicode,
@@ -32,7 +39,10 @@ enum status detokenizer_push(struct detokenizer *d, uint32_t id, struct buf *out
     if (id >= tokenizer_n_vocab(d->tokenizer))
         return STATUS_BAD_REQUEST;
     struct text piece = tokenizer_piece(d->tokenizer, id, d->show_special);
-    for (size_t i = 0; i < piece.len; i++)
+    size_t i = d->at_start && piece.len && piece.data[0] == ' ' && !tokenizer__starts_text(d->tokenizer, id);
+    if (d->undo_prefix)
+        d->at_start = tokenizer__starts_text(d->tokenizer, id);
+    for (; i < piece.len; i++)
         TRY(feed(d, (unsigned char)piece.data[i], out));
     return STATUS_OK;
 }

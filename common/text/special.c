@@ -9,7 +9,7 @@ static int compare(const void *pa, const void *pb, void *context)
 {
     const struct vocab *v = context;
     uint32_t a = *(const uint32_t *)pa, b = *(const uint32_t *)pb;
-    struct text x = v->raw[a], y = v->raw[b];
+    struct text x = v->piece[a], y = v->piece[b];
     int c = memcmp(x.data, y.data, x.len < y.len ? x.len : y.len);
     if (c == 0)
         c = (x.len > y.len) - (x.len < y.len);
@@ -18,13 +18,13 @@ static int compare(const void *pa, const void *pb, void *context)
 
 static int same_text(const struct vocab *v, uint32_t a, uint32_t b)
 {
-    return v->raw[a].len == v->raw[b].len && memcmp(v->raw[a].data, v->raw[b].data, v->raw[a].len) == 0;
+    return v->piece[a].len == v->piece[b].len && memcmp(v->piece[a].data, v->piece[b].data, v->piece[a].len) == 0;
 }
 
 /* A name that is not UTF-8 could cut a character of the text in two: it is never looked for. */
 static int is_special(const struct vocab *v, uint32_t id)
 {
-    struct text name = v->raw[id];
+    struct text name = v->piece[id];
     return name.len && (vocab_is_control(v, id) || v->kind[id] == TOKEN_USER_DEFINED) &&
            utf8_valid_len(name.data, name.len) == name.len;
 }
@@ -35,9 +35,9 @@ static enum status collect(struct special *s, struct error *err)
     for (uint32_t i = 0; i < v->n; i++) {
         if (!is_special(v, i))
             continue;
-        if (v->raw[i].len > SPECIAL_MAX_BYTES)
+        if (v->piece[i].len > SPECIAL_MAX_BYTES)
             return error_set(err, STATUS_BAD_MODEL, "tokenizer.ggml.tokens[%u] is a special token of %zu bytes (at most %d)",
-                             i, v->raw[i].len, SPECIAL_MAX_BYTES);
+                             i, v->piece[i].len, SPECIAL_MAX_BYTES);
         s->ids[s->n++] = i;
     }
     qsort_r(s->ids, s->n, sizeof *s->ids, compare, (void *)(uintptr_t)v);
@@ -66,7 +66,7 @@ enum status special_init(struct special *s, const struct vocab *v, struct error 
     s->n_control_before[0] = 0;
     for (uint32_t i = 0; i < s->n; i++) {
         s->n_control_before[i + 1] = s->n_control_before[i] + (uint32_t)vocab_is_control(v, s->ids[i]);
-        unsigned char b = (unsigned char)v->raw[s->ids[i]].data[0];
+        unsigned char b = (unsigned char)v->piece[s->ids[i]].data[0];
         s->first[b + 1]++;
         if (v->kind[s->ids[i]] == TOKEN_USER_DEFINED)
             s->starts_user[b] = 1;
@@ -88,7 +88,7 @@ static uint32_t bound(const struct special *s, uint32_t lo, uint32_t hi, size_t 
 {
     while (lo < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
-        unsigned char c = (unsigned char)s->vocab->raw[s->ids[mid]].data[depth];
+        unsigned char c = (unsigned char)s->vocab->piece[s->ids[mid]].data[depth];
         if (c < b || (above && c == b))
             lo = mid + 1;
         else
@@ -105,7 +105,7 @@ static size_t match(const struct special *s, const char *text, size_t len, int c
     size_t best = 0, depth = 1;
     for (; lo < hi; depth++) {
         uint32_t candidate = s->ids[lo];
-        if (s->vocab->raw[candidate].len == depth) {
+        if (s->vocab->piece[candidate].len == depth) {
             if (control || !vocab_is_control(s->vocab, candidate)) {
                 best = depth;
                 *id = candidate;
@@ -131,7 +131,7 @@ int special_control_starts(const struct special *s, const char *text, size_t tri
     for (size_t depth = 1; lo < hi && s->n_control_before[hi] > s->n_control_before[lo]; depth++) {
         if (depth == trim || depth == len)
             return 1;
-        if (s->vocab->raw[s->ids[lo]].len == depth) {
+        if (s->vocab->piece[s->ids[lo]].len == depth) {
             if (vocab_is_control(s->vocab, s->ids[lo]))
                 return 1;
             lo++;

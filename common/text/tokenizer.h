@@ -1,7 +1,8 @@
 /* common/text/tokenizer.h - text to token ids and back.
  *
- * Purpose    Byte-level BPE from a GGUF's vocabulary with the pre-tokenizer that tokenizer.ggml.pre names (a pattern table;
- *            here smollm, gpt-2, qwen2, llama-bpe and default). An unknown name or vocabulary kind refuses the load.
+ * Purpose    Two kinds of vocabulary, as tokenizer.ggml.model says: "gpt2", byte-level BPE with the pre-tokenizer that
+ *            tokenizer.ggml.pre names (byte_level.h), and "llama", SentencePiece-style merges by score with byte fallback
+ *            (spm.h). Another kind or an unknown pre-tokenizer refuses the load.
  *            Control tokens (type 3) come from templates only: a marked text span (TOKENIZER_MARK) never matches one.
  * Ownership  tokenizer_create/tokenizer_destroy; it keeps pointers into the gguf, which must outlive it.
  * Threading  Read-only after create: any number of threads encode at once.

@@ -8,10 +8,15 @@
 
 #define KEY(name) "tokenizer.ggml." name
 
-/* Tokens that end an answer by their name, where the file's keys do not say so. "</s>" only as a control token: in some
- * vocabularies it is an HTML tag (qwen2.5: normal, gemma3: user-defined). */
-static const char *const end_names[] = {
-    "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "</s>",
+/* Tokens that end an answer by their name, where the file's keys do not say so. Some only as control tokens: "</s>" is an
+ * HTML tag in some vocabularies (qwen2.5: normal, gemma3: user-defined). */
+static const struct {
+    const char *text;
+    int only_control;
+} end_names[] = {
+    {"<|im_end|>", 0},    {"<|endoftext|>", 0}, {"<|end_of_text|>", 0}, {"<|eot_id|>", 0}, {"<|eom_id|>", 0},
+    {"<end_of_turn>", 0}, {"</s>", 1},          {"<eos>", 1},           {"<|end|>", 1},    {"<EOT>", 1},
+    {"<\xef\xbd\x9c" "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>", 1}, /* deepseek: fullwidth bars, U+2581 */
 };
 
 /* The byte that a character of a byte-level vocabulary stands for (Radford et al. 2019: printable Latin-1 for itself,
@@ -74,31 +79,6 @@ static enum status read_tokens(struct vocab *v, const struct gguf *g, struct err
     return STATUS_OK;
 }
 
-static enum status read_kinds(struct vocab *v, const struct gguf *g, struct error *err)
-{
-    uint64_t n;
-    if (!gguf_array_ints(g, KEY("token_type"), &n))
-        return error_set(err, STATUS_BAD_MODEL, KEY("token_type") " is absent or not an array of integers");
-    if (n != v->n)
-        return error_set(err, STATUS_BAD_MODEL, KEY("token_type") " has %llu entries, " KEY("tokens") " has %u",
-                         (unsigned long long)n, v->n);
-    int64_t *kinds = malloc(n * sizeof *kinds);
-    if (!kinds)
-        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a vocabulary of %u tokens", v->n);
-    enum status s = gguf_read_i64(g, KEY("token_type"), kinds, n);
-    if (s != STATUS_OK)
-        error_set(err, s, KEY("token_type") " cannot be read");
-    for (uint32_t i = 0; s == STATUS_OK && i < v->n; i++) {
-        if (kinds[i] < TOKEN_NORMAL || kinds[i] > TOKEN_BYTE)
-            s = error_set(err, STATUS_BAD_MODEL, KEY("token_type") "[%u] is %lld (1 to 6 are known)", i,
-                          (long long)kinds[i]);
-        else
-            v->kind[i] = (unsigned char)kinds[i];
-    }
-    free(kinds);
-    return s;
-}
-
 static int hex_digit(char c)
 {
     if (c >= '0' && c <= '9')
@@ -117,25 +97,82 @@ static int byte_token(struct text t)
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
+static enum status read_kinds(struct vocab *v, const struct gguf *g, struct error *err)
+{
+    uint64_t n;
+    if (!gguf_array_ints(g, KEY("token_type"), &n))
+        return error_set(err, STATUS_BAD_MODEL, KEY("token_type") " is absent or not an array of integers");
+    if (n != v->n)
+        return error_set(err, STATUS_BAD_MODEL, KEY("token_type") " has %llu entries, " KEY("tokens") " has %u",
+                         (unsigned long long)n, v->n);
+    int64_t *kinds = malloc(n * sizeof *kinds);
+    if (!kinds)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a vocabulary of %u tokens", v->n);
+    enum status s = gguf_read_i64(g, KEY("token_type"), kinds, n);
+    if (s != STATUS_OK)
+        error_set(err, s, KEY("token_type") " cannot be read");
+    for (uint32_t i = 0; s == STATUS_OK && i < v->n; i++) {
+        if (kinds[i] < TOKEN_NORMAL || kinds[i] > TOKEN_BYTE)
+            s = error_set(err, STATUS_BAD_MODEL, KEY("token_type") "[%u] is %lld (1 to 6 are known)", i,
+                          (long long)kinds[i]);
+        else if (kinds[i] == TOKEN_BYTE && byte_token(v->raw[i]) < 0)
+            s = error_set(err, STATUS_BAD_MODEL, KEY("tokens") "[%u] is \"%s\", a byte token's text is <0x00> to <0xFF>", i,
+                          gguf_printable(v->raw[i]).text);
+        else
+            v->kind[i] = (unsigned char)kinds[i];
+    }
+    free(kinds);
+    return s;
+}
+
+/* Writes the text of a SentencePiece token with spaces for U+2581; returns its length. */
+static size_t unescape(struct text t, char *out)
+{
+    size_t n = 0;
+    for (size_t at = 0; at < t.len;) {
+        int space = t.len - at >= 3 && memcmp(t.data + at, "\xe2\x96\x81", 3) == 0;
+        out[n++] = space ? ' ' : t.data[at];
+        at += space ? 3 : 1;
+    }
+    return n;
+}
+
+/* What a normal or user-defined token stands for, and whether merges may make it; returns how much was written to blob. */
+static size_t make_text(struct vocab *v, uint32_t i, char *blob)
+{
+    struct text raw = v->raw[i];
+    int whole = 1;
+    size_t len = v->model == VOCAB_SENTENCEPIECE ? unescape(raw, blob) : vocab_decode(raw, blob, &whole);
+    v->piece[i] = (struct text){blob, len};
+    v->reachable[i] = (unsigned char)whole;
+    if (v->model == VOCAB_BYTE_LEVEL && v->kind[i] == TOKEN_USER_DEFINED) { /* its name is its text, not a stand-in */
+        v->reachable[i] = whole && len == raw.len && memcmp(blob, raw.data, len) == 0;
+        v->piece[i] = raw;
+        return 0;
+    }
+    return len;
+}
+
 /* Fills piece[i] and reachable[i]; writes into blob and returns how much. */
 static size_t make_piece(struct vocab *v, uint32_t i, char *blob)
 {
-    struct text raw = v->raw[i];
-    int whole, byte = v->kind[i] == TOKEN_BYTE ? byte_token(raw) : -1;
     size_t len = 0;
-    if (byte >= 0) {
-        blob[len++] = (char)byte;
+    switch ((enum token_kind)v->kind[i]) {
+    case TOKEN_BYTE: /* checked by read_kinds */
+        blob[len++] = (char)byte_token(v->raw[i]);
         v->piece[i] = (struct text){blob, len};
-    } else if (vocab_is_control(v, i) || v->kind[i] == TOKEN_USER_DEFINED) {
-        v->piece[i] = raw;
-        size_t n = vocab_decode(raw, blob, &whole);
-        v->reachable[i] = v->kind[i] == TOKEN_USER_DEFINED && whole && n == raw.len && memcmp(blob, raw.data, n) == 0;
-    } else if (v->kind[i] == TOKEN_UNUSED) {
+        break;
+    case TOKEN_CONTROL:
+    case TOKEN_UNKNOWN:
+        v->piece[i] = v->raw[i];
+        break;
+    case TOKEN_UNUSED:
         v->piece[i] = (struct text){blob, 0};
-    } else {
-        len = vocab_decode(raw, blob, &whole);
-        v->piece[i] = (struct text){blob, len};
-        v->reachable[i] = (unsigned char)whole;
+        break;
+    case TOKEN_NORMAL:
+    case TOKEN_USER_DEFINED:
+        len = make_text(v, i, blob);
+        break;
     }
     if (v->piece[i].len == 0)
         v->reachable[i] = 0;
@@ -176,26 +213,47 @@ static enum status read_id(const struct vocab *v, const struct gguf *g, const ch
     return STATUS_OK;
 }
 
+/* Files of this kind without the key mean sentencepiece's own ids: 1 for <s>, 2 for </s>. */
+static void default_id(const struct vocab *v, const struct gguf *g, const char *key, uint32_t id, int64_t *out)
+{
+    if (v->model == VOCAB_SENTENCEPIECE && !gguf_has(g, key) && id < v->n && v->kind[id] == TOKEN_CONTROL)
+        *out = id;
+}
+
+/* For characters that no token can say: by key, else the first token of that kind. */
+static enum status read_unknown(struct vocab *v, const struct gguf *g, struct error *err)
+{
+    TRY(read_id(v, g, KEY("unknown_token_id"), &v->unknown, err));
+    for (uint32_t i = 0; v->unknown < 0 && i < v->n; i++)
+        if (v->kind[i] == TOKEN_UNKNOWN)
+            v->unknown = i;
+    return STATUS_OK;
+}
+
 static void mark_ends_by_name(struct vocab *v)
 {
     for (uint32_t i = 0; i < v->n; i++) {
         if (!vocab_is_control(v, i) && v->kind[i] != TOKEN_USER_DEFINED)
             continue;
         for (size_t k = 0; k < ARRAY_LEN(end_names); k++) {
-            const char *name = end_names[k];
-            if (v->raw[i].len != strlen(name) || memcmp(v->raw[i].data, name, v->raw[i].len) != 0)
-                continue;
-            v->is_end[i] = strcmp(name, "</s>") != 0 || vocab_is_control(v, i);
+            const char *name = end_names[k].text;
+            if (v->raw[i].len == strlen(name) && memcmp(v->raw[i].data, name, v->raw[i].len) == 0)
+                v->is_end[i] = !end_names[k].only_control || vocab_is_control(v, i);
         }
     }
 }
 
 static enum status read_meanings(struct vocab *v, const struct gguf *g, int adds_bos, struct error *err)
 {
-    static const char *const end_keys[] = {KEY("eos_token_id"), KEY("eot_token_id"), KEY("eom_token_id")};
+    static const char *const end_keys[] = {KEY("eot_token_id"), KEY("eom_token_id")};
     TRY(read_id(v, g, KEY("bos_token_id"), &v->bos, err));
     TRY(read_id(v, g, KEY("eos_token_id"), &v->eos, err));
+    default_id(v, g, KEY("bos_token_id"), 1, &v->bos);
+    default_id(v, g, KEY("eos_token_id"), 2, &v->eos);
+    TRY(read_unknown(v, g, err));
     mark_ends_by_name(v);
+    if (v->eos >= 0)
+        v->is_end[v->eos] = 1;
     for (size_t k = 0; k < ARRAY_LEN(end_keys); k++) {
         int64_t id;
         TRY(read_id(v, g, end_keys[k], &id, err));
@@ -218,9 +276,9 @@ static enum status load(struct vocab *v, const struct gguf *g, int adds_bos, str
     return read_meanings(v, g, adds_bos, err);
 }
 
-enum status vocab_init(struct vocab *v, const struct gguf *g, int adds_bos, struct error *err)
+enum status vocab_init(struct vocab *v, const struct gguf *g, enum vocab_model model, int adds_bos, struct error *err)
 {
-    *v = (struct vocab){.bos = -1, .eos = -1};
+    *v = (struct vocab){.model = model, .bos = -1, .eos = -1, .unknown = -1};
     enum status s = load(v, g, adds_bos, err);
     if (s != STATUS_OK)
         vocab_fini(v);

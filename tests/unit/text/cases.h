@@ -13,7 +13,7 @@
 int cases_encode(const struct tokenizer *t, const char *file); /* returns the number of cases */
 int cases_decode(const struct tokenizer *t, const char *file);
 /* encode then decode of n random Unicode texts, of spaces, tabs and line ends; skips characters that the vocabulary
- * has no bytes for and the mark. */
+ * has no bytes for, the mark, and U+2581, which SentencePiece reads as a space. */
 void cases_round_trip(const struct tokenizer *t, int n);
 
 #endif

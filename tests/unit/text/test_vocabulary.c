@@ -137,12 +137,31 @@ static void ids_are(const struct tokenizer *t, const char *text, unsigned flags,
 static void unknown_pre_tokenizers_and_vocabulary_kinds_are_refused_by_name(void **state)
 {
     (void)state;
-    refused_with(&(struct recipe){.pre = "tekken"}, "\"tekken\"", "smollm, gpt-2, qwen2, llama-bpe, default");
+    refused_with(&(struct recipe){.pre = "gpt-5"}, "\"gpt-5\"", "supported: smollm, gpt-2, qwen2, llama-bpe");
     refused_with(&(struct recipe){.pre = ""}, "\"\"", "supported");
     refused_with(&(struct recipe){.pre = "gpt-22"}, "\"gpt-22\"", "supported");
-    refused_with(&(struct recipe){.no_pre = 1}, "tokenizer.ggml.pre", "absent");
-    refused_with(&(struct recipe){.model = "llama"}, "\"llama\"", "supported: gpt2");
+    refused_with(&(struct recipe){.model = "bert"}, "\"bert\"", "supported: gpt2, llama");
+    refused_with(&(struct recipe){.model = "llama2"}, "\"llama2\"", "supported: gpt2, llama");
     refused_with(&(struct recipe){.no_model = 1}, "tokenizer.ggml.model", "absent");
+}
+
+/* "default" keeps signs apart from the letters behind them, and digits by three. */
+static void without_a_pre_tokenizer_the_default_cuts(void **state)
+{
+    (void)state;
+    struct made m = must_make(&(struct recipe){.no_pre = 1, .more = {"12", "123", "1234"}, .more_kinds = {1, 1, 1},
+                                               .merges = {"1 2", "12 3", "123 4"}});
+    ids_are(m.t, "b=a 1234", 0, "b=a {257}4");
+    unmake(&m);
+}
+
+/* FC-57 */
+static void byte_tokens_with_another_text_are_refused_with_their_index(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"<0x-1>", "<0xZZ>", "<0x1>", "<0x001>", "0x41", "<0x41", "<0X41>", "<0x4 >", ""};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        refused_with(&(struct recipe){.more = {"ok", bad[i]}, .more_kinds = {1, 6}}, "tokenizer.ggml.tokens[257]", bad[i]);
 }
 
 static void arrays_that_do_not_fit_are_refused_with_both_numbers(void **state)
@@ -387,6 +406,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unknown_pre_tokenizers_and_vocabulary_kinds_are_refused_by_name),
+        cmocka_unit_test(without_a_pre_tokenizer_the_default_cuts),
+        cmocka_unit_test(byte_tokens_with_another_text_are_refused_with_their_index),
         cmocka_unit_test(arrays_that_do_not_fit_are_refused_with_both_numbers),
         cmocka_unit_test(a_special_name_over_the_bound_is_refused),
         cmocka_unit_test(of_equal_tokens_the_lowest_id_encodes),

@@ -38,14 +38,19 @@ void vocabulary_close(struct vocabulary *v)
     gguf_close(v->gguf);
 }
 
-const char *real_model_path(void)
+const char *real_model_path_of(const char *variable)
 {
-    const char *path = getenv("SLUICE_MODEL_SMOLLM2");
+    const char *path = getenv(variable);
     if (!path || !*path) {
-        printf("skipped: SLUICE_MODEL_SMOLLM2 does not name the SmolLM2 GGUF\n");
+        printf("skipped: %s does not name a GGUF\n", variable);
         exit(77);
     }
     return path;
+}
+
+const char *real_model_path(void)
+{
+    return real_model_path_of("SLUICE_MODEL_SMOLLM2");
 }
 
 /* jansson has no integers beyond 64 bits: ": 12345678901234567890" is read as the string "@12345678901234567890". */
@@ -156,7 +161,7 @@ char *decode(const struct tokenizer *t, const uint32_t *ids, size_t n, int show_
     struct buf out;
     buf_init(&out, SIZE_MAX / 2);
     buf_text(&out, "");
-    detokenizer_init(&d, t, show_special);
+    detokenizer_init_text(&d, t, show_special);
     for (size_t i = 0; i < n; i++)
         assert_int_equal(detokenizer_push(&d, ids[i], &out), STATUS_OK);
     assert_int_equal(detokenizer_finish(&d, &out), STATUS_OK);

@@ -21,8 +21,9 @@ struct vocabulary {
 struct vocabulary vocabulary_open(const char *path);
 struct vocabulary vocabulary_open_tiny(const char *name); /* "llama-f32" */
 void vocabulary_close(struct vocabulary *v);
-/* Path of the real model; exits 77 with a reason when the environment does not name it. */
-const char *real_model_path(void);
+/* Path of the real model that this variable of the environment names; exits 77 with a reason when it does not. */
+const char *real_model_path_of(const char *variable);
+const char *real_model_path(void); /* SLUICE_MODEL_SMOLLM2 */
 
 json_t *vectors_json(const char *name); /* "chat/llama3-like.json" */
 /* Makes integers beyond 64 bits, which vectors_json gives as strings "@DIGITS", numbers again, in place. */
@@ -41,7 +42,7 @@ double cpu_seconds(void);
 
 /* Ids of text or a failed assertion; free() them. */
 uint32_t *encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, size_t *n);
-/* All ids at once; free() it. */
+/* All ids at once, as a text that was encoded; free() it. */
 char *decode(const struct tokenizer *t, const uint32_t *ids, size_t n, int show_special, size_t *len);
 
 #endif
