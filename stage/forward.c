@@ -1,200 +1,7 @@
-#include "stage/forward.h"
-
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/check.h"
-#include "kernels/share.h"
-#include "stage/sampler.h"
-
-enum {
-    /* Rows that go through a layer together. One thread reads 64 to 256 alike and 512 slower (caches); of several, larger
-     * chunks wait less at barriers: 512 rows in chunks of 256 are 20 % faster than in 64 on two busy cores. */
-    CHUNK_ROWS_MIN = 64,
-    CHUNK_ROWS_MAX = 256,
-    CHUNK_BYTES = 6 << 20,      /* of q, k, v, gate and up between the two */
-    CHUNK_TILES_PER_THREAD = 2, /* at least: else threads wait for the last tile */
-    LAST_ROWS = 64,             /* chunks of the model's last layer: most of them end early */
-    OWN_ROWS = SHARE_TILE,      /* up to here every thread does the row work for itself */
-    HEAD_ROWS = 64,             /* sampled rows that go through the head together */
-    HEAD_BYTES_MAX = 64 << 20,  /* of their logits */
-    LINE = 64,
-    PAGE = 4096,
-};
-
-/* What one thread has for itself. */
-struct own {
-    struct acts acts; /* OWN_ROWS rows */
-    float *x;         /* [OWN_ROWS][n_embd] residual */
-    float *head_x;    /* [OWN_ROWS][n_embd] of sampled rows */
-    void *sampler;
-};
-
-struct forward {
-    const struct weights *w;
-    const struct ops *ops;
-    struct team *team;
-    const struct kv_pool *pool;
-    struct hparams hp;
-    int n_threads;
-    uint32_t max_rows, chunk_rows, head_rows;
-    uint32_t step; /* rows of a chunk of the tick that runs */
-    float attention_scale, embedding_scale;
-    forward_logits_fn sink;
-    void *sink_ctx;
-
-    struct memory_region memory;
-    struct acts acts;        /* of a chunk, shared */
-    float *x;                /* [max_rows][n_embd] residual */
-    float *down;             /* [max_rows][n_embd] what the last block of the layer adds to it, not added yet */
-    float *out;              /* [chunk_rows][n_embd] of the attention block */
-    float *q, *k, *v, *att;  /* [chunk_rows][heads * head_dim] */
-    float *gate, *up;        /* [chunk_rows][n_ff] */
-    float *angles;           /* [max_rows][n_rot] cos and sin */
-    float *head_x;           /* [head_rows][n_embd] sampled rows */
-    float *logits;           /* [head_rows][n_vocab] */
-    struct logit_peak *peaks; /* [head_rows][n_threads] */
-    uint8_t *attention_scratch;
-    struct kv_row *kv_rows;  /* [max_rows] */
-    uint32_t *positions, *ids; /* [max_rows] */
-    uint8_t *last_sampled;   /* [max_rows / LAST_ROWS + 1] does this chunk of the last layer hold a sampled row */
-    struct own *own;         /* [n_threads] */
-};
-
-/* --- buffers ---------------------------------------------------------------------------------------------------------- */
-
-struct carving {
-    uint8_t *base; /* NULL: only the sum is wanted */
-    size_t used;
-};
-
-static void *carve(struct carving *c, size_t bytes, size_t align)
-{
-    c->used = (c->used + align - 1) / align * align;
-    void *p = c->base ? c->base + c->used : NULL;
-    c->used += bytes;
-    return p;
-}
-
-static float *carve_rows(struct carving *c, uint32_t n_rows, uint32_t k)
-{
-    return carve(c, (size_t)n_rows * k * sizeof(float), LINE);
-}
-
-static void carve_acts(struct carving *c, const struct ops *ops, uint32_t max_rows, uint32_t max_k, struct acts *a)
-{
-    a->max_rows = max_rows;
-    a->max_k = max_k;
-    a->x = carve_rows(c, max_rows, max_k);
-    a->int8 = carve(c, ops->acts_bytes(max_rows, max_k), LINE);
-}
-
-static void carve_own(struct forward *f, struct carving *c, struct own *own, uint32_t max_k)
-{
-    carve(c, 0, PAGE); /* threads share no page, so no line and no prefetch either */
-    carve_acts(c, f->ops, OWN_ROWS, max_k, &own->acts);
-    own->x = carve_rows(c, OWN_ROWS, f->hp.n_embd);
-    own->head_x = carve_rows(c, OWN_ROWS, f->hp.n_embd);
-    if (f->w->has_head)
-        own->sampler = carve(c, sampler_scratch_bytes(f->hp.n_vocab), LINE);
-    carve(c, 0, PAGE);
-}
-
-static uint32_t max_u32(uint32_t a, uint32_t b)
-{
-    return a > b ? a : b;
-}
-
-static void carve_all(struct forward *f, struct carving *c)
-{
-    const struct hparams *hp = &f->hp;
-    uint32_t n_q = hp->n_heads * hp->head_dim, n_kv = hp->n_kv_heads * hp->head_dim, rows = f->max_rows;
-    uint32_t chunk = f->chunk_rows, max_k = max_u32(max_u32(hp->n_embd, n_q), hp->n_ff);
-    f->own = carve(c, (size_t)f->n_threads * sizeof *f->own, LINE);
-    carve_acts(c, f->ops, max_u32(chunk, f->head_rows), max_k, &f->acts);
-    f->x = carve_rows(c, rows, hp->n_embd);
-    f->down = carve_rows(c, rows, hp->n_embd);
-    f->out = carve_rows(c, chunk, hp->n_embd);
-    f->q = carve_rows(c, chunk, n_q);
-    f->k = carve_rows(c, chunk, n_kv);
-    f->v = carve_rows(c, chunk, n_kv);
-    f->att = carve_rows(c, chunk, n_q);
-    f->gate = carve_rows(c, chunk, hp->n_ff);
-    f->up = carve_rows(c, chunk, hp->n_ff);
-    f->angles = carve_rows(c, rows, hp->n_rot);
-    f->attention_scratch = carve(c, f->ops->attention_bytes(chunk, hp->n_heads, hp->head_dim, f->n_threads), LINE);
-    f->kv_rows = carve(c, rows * sizeof *f->kv_rows, LINE);
-    f->positions = carve(c, rows * sizeof *f->positions, LINE);
-    f->ids = carve(c, rows * sizeof *f->ids, LINE);
-    f->last_sampled = carve(c, rows / LAST_ROWS + 1, LINE);
-    if (f->w->has_head) {
-        f->head_x = carve_rows(c, f->head_rows, hp->n_embd);
-        f->logits = carve_rows(c, f->head_rows, hp->n_vocab);
-        f->peaks = carve(c, (size_t)f->head_rows * (size_t)f->n_threads * sizeof *f->peaks, LINE);
-    }
-    for (int t = 0; t < f->n_threads; t++) {
-        struct own none;
-        carve_own(f, c, c->base ? &f->own[t] : &none, max_k);
-    }
-}
-
-static uint32_t choose_chunk(const struct hparams *hp, int n_threads, uint32_t max_rows)
-{
-    uint32_t row_bytes = 4 * (2 * (hp->n_heads + hp->n_kv_heads) * hp->head_dim + hp->n_embd + 2 * hp->n_ff);
-    uint32_t chunk = CHUNK_BYTES / row_bytes / SHARE_TILE * SHARE_TILE;
-    chunk = chunk < CHUNK_ROWS_MAX ? max_u32(chunk, CHUNK_ROWS_MIN) : CHUNK_ROWS_MAX;
-    chunk = max_u32(chunk, (uint32_t)n_threads * CHUNK_TILES_PER_THREAD * SHARE_TILE);
-    return chunk < max_rows ? chunk : max_rows;
-}
-
-static void init(struct forward *f, const struct forward_options *o)
-{
-    const struct hparams *hp = &o->weights->model->hp;
-    *f = (struct forward){.w = o->weights, .ops = o->weights->ops, .team = o->team, .hp = *hp,
-                          .n_threads = team_size(o->team), .max_rows = o->max_rows};
-    f->chunk_rows = choose_chunk(hp, f->n_threads, o->max_rows);
-    uint32_t fit = (uint32_t)(HEAD_BYTES_MAX / ((size_t)hp->n_vocab * sizeof(float)));
-    f->head_rows = fit < OWN_ROWS ? OWN_ROWS : fit < HEAD_ROWS ? fit : HEAD_ROWS;
-    f->head_rows = f->head_rows < o->max_rows ? f->head_rows : o->max_rows;
-    f->attention_scale = (float)(1.0 / sqrt((double)hp->head_dim));
-    f->embedding_scale = hp->arch->scale_embedding ? (float)sqrt((double)hp->n_embd) : 1.0f;
-}
-
-size_t forward_bytes(const struct forward_options *o)
-{
-    struct forward f;
-    struct carving c = {0};
-    init(&f, o);
-    carve_all(&f, &c);
-    return c.used;
-}
-
-enum status forward_create(const struct forward_options *o, struct forward **out, struct error *err)
-{
-    ASSERT(o->max_rows > 0);
-    struct forward *f = calloc(1, sizeof *f);
-    if (!f)
-        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a stage's buffers");
-    init(f, o);
-    enum status s = memory_map(forward_bytes(o), &f->memory, err);
-    if (s != STATUS_OK) {
-        free(f);
-        return s;
-    }
-    struct carving c = {.base = f->memory.data};
-    carve_all(f, &c);
-    *out = f;
-    return STATUS_OK;
-}
-
-void forward_destroy(struct forward *f)
-{
-    if (!f)
-        return;
-    memory_unmap(&f->memory);
-    free(f);
-}
+#include "stage/forward_impl.h"
 
 void forward_set_pool(struct forward *f, const struct kv_pool *pool)
 {
@@ -209,34 +16,6 @@ void forward_set_logits_sink(struct forward *f, forward_logits_fn fn, void *ctx)
 
 /* --- one thread's way through a tick ---------------------------------------------------------------------------------- */
 
-struct pass {
-    struct forward *f;
-    struct tick *tick;
-    atomic_uint_fast64_t *progress;
-    int thread, n_threads; /* shares of columns and heads */
-    /* Shares of rows: (0, 1) and the thread's own buffers, or (thread, n_threads) and the shared ones. */
-    int replicated, row_thread, row_threads;
-    struct acts *acts;
-    float *x; /* [n_rows][n_embd] of the tick */
-};
-
-/* The rows that follow each other in one step of a layer. */
-struct chunk {
-    uint32_t row0, n;
-};
-
-static void barrier(const struct pass *p)
-{
-    team_barrier(p->f->team, p->thread);
-}
-
-/* After row work: others read it only where it was shared. */
-static void barrier_if_shared(const struct pass *p)
-{
-    if (!p->replicated)
-        barrier(p);
-}
-
 static void choose_sharing(struct pass *p, uint32_t n_rows)
 {
     struct forward *f = p->f;
@@ -246,13 +25,7 @@ static void choose_sharing(struct pass *p, uint32_t n_rows)
     p->acts = p->replicated ? &f->own[p->thread].acts : &f->acts;
 }
 
-static int wants_int8(const struct weight *w)
-{
-    return w->k && weight_is_quantized(w);
-}
-
-/* acts = norm(x + add) * w, where a weight that reads them is quantized as int8 too. */
-static void norm_acts(struct pass *p, struct chunk c, const float *add, const float *w, int int8)
+void forward_norm_acts(struct pass *p, struct chunk c, const float *add, const float *w, int int8)
 {
     uint32_t n_embd = p->f->hp.n_embd;
     p->f->ops->acts_norm(p->acts, p->x + (size_t)c.row0 * n_embd, add, w, p->f->hp.rms_eps, c.n, n_embd, int8,
@@ -272,31 +45,38 @@ static void head_norm(struct pass *p, float *x, const float *w, uint32_t n_rows,
         p->f->ops->head_norm(x, w, p->f->hp.rms_eps, n_rows, n_heads, p->f->hp.head_dim, thread, p->n_threads);
 }
 
-static void rope(struct pass *p, struct chunk c, float *x, uint32_t n_heads, int thread)
+static void rope(struct pass *p, const float *angles, struct chunk c, float *x, uint32_t n_heads, int thread)
 {
     const struct hparams *hp = &p->f->hp;
-    p->f->ops->rope(x, p->f->angles + (size_t)c.row0 * hp->n_rot, c.n, n_heads, hp->head_dim, hp->n_rot, hp->arch->rope,
+    p->f->ops->rope(x, angles + (size_t)c.row0 * hp->n_rot, c.n, n_heads, hp->head_dim, hp->n_rot, hp->arch->rope,
                     thread, p->n_threads);
 }
 
-/* x = norm(x) * w where the architecture has such a norm; by shares of rows, the next step's rows have the same owner. */
-static void post_norm(struct pass *p, float *x, const float *w, uint32_t n_rows)
+/* norm(x) * w where the architecture has such a norm, else x. Few rows every thread norms for itself, in `own`. */
+static const float *post_norm(struct pass *p, float *x, const float *w, uint32_t n_rows, float *own)
 {
+    uint32_t n_embd = p->f->hp.n_embd;
     if (!w)
-        return;
-    p->f->ops->norm(x, w, p->f->hp.rms_eps, n_rows, p->f->hp.n_embd, p->thread, p->n_threads);
-    barrier(p);
+        return x;
+    if (p->replicated)
+        memcpy(own, x, (size_t)n_rows * n_embd * sizeof *x);
+    else
+        own = x;
+    p->f->ops->norm(own, w, p->f->hp.rms_eps, n_rows, n_embd, p->row_thread, p->row_threads);
+    barrier_if_shared(p);
+    return own;
 }
 
 /* From the residual to K and V in the pool, and, unless only those are wanted, roped q. */
-static void project_qkv(struct pass *p, const struct layer_weights *lw, const struct kv_view *kv, struct chunk c,
-                        const float *add, int kv_only)
+static void project_qkv(struct pass *p, uint32_t layer, const struct kv_view *kv, struct chunk c, const float *add, int kv_only)
 {
     struct forward *f = p->f;
     const struct hparams *hp = &f->hp;
+    const struct layer_weights *lw = &f->w->layers[layer];
+    const float *angles = f->angles[model_layer_rope(f->w->model, f->w->first_layer + layer)];
     uint32_t n_q = hp->n_heads * hp->head_dim, n_kv = hp->n_kv_heads * hp->head_dim;
     const struct weight *wq = &lw->mat[LAYER_ATTN_Q], *wk = &lw->mat[LAYER_ATTN_K], *wv = &lw->mat[LAYER_ATTN_V];
-    norm_acts(p, c, add, lw->vec[LAYER_ATTN_NORM], wants_int8(wq) || wants_int8(wk) || wants_int8(wv));
+    forward_norm_acts(p, c, add, lw->vec[LAYER_ATTN_NORM], wants_int8(wq) || wants_int8(wk) || wants_int8(wv));
     const struct matmul_job jobs[] = {
         {.w = wk, .y = f->k, .y_stride = n_kv}, {.w = wv, .y = f->v, .y_stride = n_kv}, {.w = wq, .y = f->q, .y_stride = n_q}};
     f->ops->matmul(jobs, kv_only ? 2 : 3, p->acts, p->thread, p->n_threads);
@@ -306,39 +86,41 @@ static void project_qkv(struct pass *p, const struct layer_weights *lw, const st
     if (!kv_only) {
         add_bias(p, f->q, lw->vec[LAYER_ATTN_Q_BIAS], c.n, n_q, p->thread);
         head_norm(p, f->q, lw->vec[LAYER_ATTN_Q_NORM], c.n, hp->n_heads, p->thread);
-        rope(p, c, f->q, hp->n_heads, p->thread);
+        rope(p, angles, c, f->q, hp->n_heads, p->thread);
     }
     add_bias(p, f->k, lw->vec[LAYER_ATTN_K_BIAS], c.n, n_kv, mirrored);
     add_bias(p, f->v, lw->vec[LAYER_ATTN_V_BIAS], c.n, n_kv, mirrored);
     head_norm(p, f->k, lw->vec[LAYER_ATTN_K_NORM], c.n, hp->n_kv_heads, mirrored);
-    rope(p, c, f->k, hp->n_kv_heads, mirrored);
+    rope(p, angles, c, f->k, hp->n_kv_heads, mirrored);
     f->ops->kv_store(kv, f->kv_rows + c.row0, f->k, f->v, c.n, mirrored, p->n_threads);
     barrier(p);
 }
 
-static void attend(struct pass *p, const struct layer_weights *lw, const struct kv_view *kv, struct chunk c)
+/* Gives what the block adds to the residual. */
+static const float *attend(struct pass *p, uint32_t layer, const struct kv_view *kv, struct chunk c)
 {
     struct forward *f = p->f;
     const struct hparams *hp = &f->hp;
+    const struct layer_weights *lw = &f->w->layers[layer];
     const struct weight *w = &lw->mat[LAYER_ATTN_OUT];
-    f->ops->attention(kv, f->kv_rows + c.row0, f->q, f->att, c.n, hp->n_heads, f->attention_scale, 0, 0, f->attention_scratch,
-                      p->thread, p->n_threads);
+    uint32_t window = model_layer_window(f->w->model, f->w->first_layer + layer);
+    f->ops->attention(kv, f->kv_rows + c.row0, f->q, f->att, c.n, hp->n_heads, hp->attention_scale, window, hp->attn_softcap,
+                      f->attention_scratch, p->thread, p->n_threads);
     barrier(p);
     f->ops->acts_rows(p->acts, f->att, c.n, hp->n_heads * hp->head_dim, wants_int8(w), p->row_thread, p->row_threads);
     barrier_if_shared(p);
     const struct matmul_job job = {.w = w, .y = f->out, .y_stride = hp->n_embd};
     f->ops->matmul(&job, 1, p->acts, p->thread, p->n_threads);
     barrier(p);
-    post_norm(p, f->out, lw->vec[LAYER_ATTN_POST_NORM], c.n);
+    return post_norm(p, f->out, lw->vec[LAYER_ATTN_POST_NORM], c.n, f->own[p->thread].out);
 }
 
-static void feed_forward(struct pass *p, const struct layer_weights *lw, struct chunk c)
+static void dense_feed_forward(struct pass *p, const struct layer_weights *lw, struct chunk c, const float *add)
 {
     struct forward *f = p->f;
     const struct hparams *hp = &f->hp;
     const struct weight *gate = &lw->mat[LAYER_FFN_GATE], *up = &lw->mat[LAYER_FFN_UP], *down = &lw->mat[LAYER_FFN_DOWN];
-    float *y = f->down + (size_t)c.row0 * hp->n_embd;
-    norm_acts(p, c, f->out, lw->vec[LAYER_FFN_NORM], wants_int8(gate) || wants_int8(up));
+    forward_norm_acts(p, c, add, lw->vec[LAYER_FFN_NORM], wants_int8(gate) || wants_int8(up));
     const struct matmul_job jobs[] = {{.w = gate, .y = f->gate, .y_stride = hp->n_ff},
                                       {.w = up, .y = f->up, .y_stride = hp->n_ff}};
     f->ops->matmul(jobs, 2, p->acts, p->thread, p->n_threads);
@@ -346,29 +128,38 @@ static void feed_forward(struct pass *p, const struct layer_weights *lw, struct 
     f->ops->acts_gate(p->acts, f->gate, f->up, hp->arch->gate, c.n, hp->n_ff, wants_int8(down), p->row_thread,
                       p->row_threads);
     barrier_if_shared(p);
-    const struct matmul_job job = {.w = down, .y = y, .y_stride = hp->n_embd};
+    const struct matmul_job job = {.w = down, .y = f->down + (size_t)c.row0 * hp->n_embd, .y_stride = hp->n_embd};
     f->ops->matmul(&job, 1, p->acts, p->thread, p->n_threads);
     barrier(p);
-    post_norm(p, y, lw->vec[LAYER_FFN_POST_NORM], c.n);
+}
+
+static void feed_forward(struct pass *p, const struct layer_weights *lw, struct chunk c, const float *add)
+{
+    struct forward *f = p->f;
+    if (lw->experts)
+        experts_feed_forward(p, lw, c, add);
+    else
+        dense_feed_forward(p, lw, c, add);
+    const float *down = post_norm(p, f->down + (size_t)c.row0 * f->hp.n_embd, lw->vec[LAYER_FFN_POST_NORM], c.n,
+                                  f->own[p->thread].down);
+    if (p->replicated) /* the only chunk */
+        p->down = down;
 }
 
 static void run_layer(struct pass *p, uint32_t layer)
 {
     struct forward *f = p->f;
-    const struct layer_weights *lw = &f->w->layers[layer];
     struct kv_view kv = kv_pool_view(f->pool, layer);
     int is_end = layer + 1 == f->w->end_layer - f->w->first_layer && f->w->has_head;
     uint32_t n_rows = p->tick->n_rows, step = is_end ? LAST_ROWS : f->step;
     for (uint32_t row0 = 0; row0 < n_rows; row0 += step) {
         struct chunk c = {.row0 = row0, .n = n_rows - row0 < step ? n_rows - row0 : step};
-        const float *add = layer ? f->down + (size_t)row0 * f->hp.n_embd : NULL;
+        const float *add = layer ? p->down + (size_t)row0 * f->hp.n_embd : NULL;
         /* Behind the last layer only sampled rows are read: of the others K and V are enough. */
         int kv_only = is_end && !f->last_sampled[row0 / LAST_ROWS];
-        project_qkv(p, lw, &kv, c, add, kv_only);
-        if (kv_only)
-            continue;
-        attend(p, lw, &kv, c);
-        feed_forward(p, lw, c);
+        project_qkv(p, layer, &kv, c, add, kv_only);
+        if (!kv_only)
+            feed_forward(p, &f->w->layers[layer], c, attend(p, layer, &kv, c));
     }
     if (p->thread == 0)
         atomic_fetch_add_explicit(p->progress, 1, memory_order_relaxed);
@@ -388,7 +179,10 @@ static void load_rows(struct pass *p)
         memcpy(p->x + (size_t)s.begin * n_embd, t->in + (size_t)s.begin * n_embd,
                (size_t)(s.end - s.begin) * n_embd * sizeof(float));
     /* Angles are read behind the barrier that follows the first product. */
-    f->ops->rope_angles(f->positions, t->n_rows, f->w->rope_freq, f->hp.n_rot, f->angles, p->thread, p->n_threads);
+    for (int i = 0; i < MODEL_ROPES; i++)
+        if (f->w->rope_freq[i])
+            f->ops->rope_angles(f->positions, t->n_rows, f->w->rope_freq[i], f->hp.n_rot, f->angles[i], p->thread,
+                                p->n_threads);
     barrier_if_shared(p);
 }
 
@@ -396,7 +190,7 @@ static void load_rows(struct pass *p)
 static void finish_row(const struct pass *p, uint32_t from, float *restrict y)
 {
     uint32_t n_embd = p->f->hp.n_embd;
-    const float *x = p->x + (size_t)from * n_embd, *down = p->f->down + (size_t)from * n_embd;
+    const float *x = p->x + (size_t)from * n_embd, *down = p->down + (size_t)from * n_embd;
     for (uint32_t i = 0; i < n_embd; i++)
         y[i] = x[i] + down[i];
 }
@@ -464,6 +258,8 @@ static void run_head(struct pass *p)
         barrier_if_shared(&head);
         const struct matmul_job job = {.w = &f->w->head, .y = f->logits, .y_stride = f->hp.n_vocab};
         f->ops->matmul(&job, 1, head.acts, p->thread, p->n_threads);
+        if (f->hp.final_softcap > 0)
+            f->ops->softcap(f->logits, n, f->hp.n_vocab, f->hp.final_softcap, p->thread, p->n_threads);
         barrier(p);
         sample_rows(p, t->samples + s0, n);
     }
@@ -478,6 +274,7 @@ static void tick_thread(void *arg, int thread, int n_threads)
     p.n_threads = n_threads;
     choose_sharing(&p, p.tick->n_rows);
     p.x = p.replicated ? f->own[thread].x : f->x;
+    p.down = f->down;
     load_rows(&p);
     for (uint32_t l = 0; l < n_layers; l++)
         run_layer(&p, l);

@@ -34,29 +34,58 @@ static void *take(struct layout *l, size_t bytes)
     return l->base ? l->base + at : NULL;
 }
 
-/* Every matrix that is packed, in file order of the layers, then the head. */
-typedef void (*visit_matrix)(struct weight *w, void *arg);
+/* What is done with everything that is packed or decoded. */
+struct visitor {
+    void (*matrix)(struct weight *w, void *arg);
+    void (*vector)(const struct gguf_tensor *t, const float **to, void *arg); /* NULL: vectors are passed over */
+    void *arg;
+};
 
-static void each_matrix(struct weights *w, visit_matrix visit, void *arg)
+static void each_of_layer(const struct weights *w, uint32_t layer, const struct visitor *v)
 {
-    for (uint32_t l = 0; l < w->end_layer - w->first_layer; l++)
-        for (int t = 0; t < N_LAYER_TENSORS; t++)
-            if (w->layers[l].mat[t].k)
-                visit(&w->layers[l].mat[t], arg);
-    if (w->has_head)
-        visit(&w->head, arg);
+    struct layer_weights *lw = &w->layers[layer - w->first_layer];
+    const struct gguf_tensor *tensors[N_LAYER_TENSORS];
+    CHECK(model_layer(w->model, layer, tensors, NULL) == STATUS_OK); /* weights_plan has seen it */
+    for (int t = 0; t < N_LAYER_TENSORS; t++) {
+        if (lw->mat[t].k)
+            v->matrix(&lw->mat[t], v->arg);
+        else if (v->vector && tensors[t] && !layer_tensor_is_experts((enum layer_tensor)t))
+            v->vector(tensors[t], &lw->vec[t], v->arg);
+    }
+    for (uint32_t e = 0; e < w->model->hp.n_experts; e++) {
+        v->matrix(&lw->experts[e].gate, v->arg);
+        v->matrix(&lw->experts[e].up, v->arg);
+        v->matrix(&lw->experts[e].down, v->arg);
+    }
+}
+
+/* In file order of the layers, then the head. */
+static void each_part(struct weights *w, const struct visitor *v)
+{
+    for (uint32_t l = w->first_layer; l < w->end_layer; l++)
+        each_of_layer(w, l, v);
+    if (!w->has_head)
+        return;
+    const struct gguf_tensor *out_norm, *head;
+    CHECK(model_head(w->model, &out_norm, &head, NULL) == STATUS_OK);
+    if (v->vector)
+        v->vector(out_norm, &w->out_norm, v->arg);
+    v->matrix(&w->head, v->arg);
 }
 
 /* --- plan ------------------------------------------------------------------------------------------------------------- */
 
-static enum status prepare_matrix(const struct weights *w, const struct gguf_tensor *t, struct weight *out, struct error *err)
+/* Matrix `index` of the tensor. */
+static enum status prepare_matrix(const struct weights *w, const struct gguf_tensor *t, uint32_t index, struct weight *out,
+                                  struct error *err)
 {
     struct error why;
     error_clear(&why);
-    uint64_t k = t->ne[0], n = t->n_dims > 1 ? t->ne[1] : 1;
+    uint64_t k = t->ne[0], n = t->ne[1];
+    const uint8_t *rows = t->data + t->bytes / t->ne[2] * index;
     if (k > UINT32_MAX || n > UINT32_MAX)
         return error_set(err, STATUS_BAD_MODEL, "tensor %.*s: a side is larger than 2^32", (int)t->name.len, t->name.data);
-    enum status s = weight_prepare(w->ops, t->type, (uint32_t)n, (uint32_t)k, t->data, out, &why);
+    enum status s = weight_prepare(w->ops, t->type, (uint32_t)n, (uint32_t)k, rows, out, &why);
     if (s == STATUS_OK && w->ops->weight_bytes(t->type, (uint32_t)n, (uint32_t)k) == SIZE_MAX)
         s = error_set(&why, STATUS_UNSUPPORTED, "type %s has no kernel", tensor_type_info(t->type)->name);
     if (s != STATUS_OK)
@@ -72,38 +101,52 @@ static enum status check_vector(const struct gguf_tensor *t, struct error *err)
     return STATUS_OK;
 }
 
+static enum status prepare_experts(struct weights *w, const struct gguf_tensor *const *tensors, struct layer_weights *lw,
+                                   struct error *err)
+{
+    for (uint32_t e = 0; e < w->model->hp.n_experts; e++) {
+        TRY(prepare_matrix(w, tensors[LAYER_FFN_GATE_EXPS], e, &lw->experts[e].gate, err));
+        TRY(prepare_matrix(w, tensors[LAYER_FFN_UP_EXPS], e, &lw->experts[e].up, err));
+        TRY(prepare_matrix(w, tensors[LAYER_FFN_DOWN_EXPS], e, &lw->experts[e].down, err));
+    }
+    return STATUS_OK;
+}
+
 static enum status plan_layer(struct weights *w, uint32_t layer, struct error *err)
 {
     const struct gguf_tensor *tensors[N_LAYER_TENSORS];
-    struct layer_weights *lw = &w->layers[layer - w->first_layer];
+    uint32_t index = layer - w->first_layer;
+    struct layer_weights *lw = &w->layers[index];
     TRY(model_layer(w->model, layer, tensors, err));
     for (int i = 0; i < N_LAYER_TENSORS; i++) {
         if (!tensors[i])
             continue;
         w->file_bytes += tensors[i]->bytes;
         if (layer_tensor_is_matrix((enum layer_tensor)i))
-            TRY(prepare_matrix(w, tensors[i], &lw->mat[i], err));
-        else
+            TRY(prepare_matrix(w, tensors[i], 0, &lw->mat[i], err));
+        else if (!layer_tensor_is_experts((enum layer_tensor)i))
             TRY(check_vector(tensors[i], err));
     }
-    return STATUS_OK;
+    if (w->experts)
+        lw->experts = w->experts + (size_t)index * w->model->hp.n_experts;
+    return prepare_experts(w, tensors, lw, err);
 }
 
 static enum status plan_ends(struct weights *w, struct error *err)
 {
-    const struct gguf_tensor *embedding, *out_norm, *head;
+    const struct gguf_tensor *embedding, *out_norm, *head, *factors = model_rope_freqs(w->model);
     if (w->has_embedding) {
         TRY(model_embedding(w->model, &embedding, err));
-        TRY(prepare_matrix(w, embedding, &w->embedding, err));
+        TRY(prepare_matrix(w, embedding, 0, &w->embedding, err));
         w->file_bytes += embedding->bytes;
     }
     if (w->has_head) {
         TRY(model_head(w->model, &out_norm, &head, err));
         TRY(check_vector(out_norm, err));
-        TRY(prepare_matrix(w, head, &w->head, err));
+        TRY(prepare_matrix(w, head, 0, &w->head, err));
         w->file_bytes += out_norm->bytes + head->bytes;
     }
-    return STATUS_OK;
+    return factors ? check_vector(factors, err) : STATUS_OK;
 }
 
 /* --- places ----------------------------------------------------------------------------------------------------------- */
@@ -120,13 +163,10 @@ static void place_matrix(struct weight *m, void *arg)
     m->packed = bytes ? take(&p->layout, bytes) : NULL;
 }
 
-/* A vector as f32; its type was checked. */
-static const float *place_vector(struct placing *p, const struct gguf_tensor *t)
+static void place_vector(const struct gguf_tensor *t, const float **to, void *arg)
 {
-    float *v = take(&p->layout, t->ne[0] * sizeof *v);
-    if (v)
-        CHECK(quant_decode_row(t->type, t->data, (uint32_t)t->ne[0], v));
-    return v;
+    struct placing *p = arg;
+    *to = take(&p->layout, t->ne[0] * sizeof **to);
 }
 
 /* base^(-2i/n) rounded as transformers does in float32 (modeling_rope_utils.py): the exponent, the power and its inverse are
@@ -137,43 +177,47 @@ static float inverse_frequency(float base, uint32_t i, uint32_t n_rot)
     return 1.0f / (float)powl((long double)base, (long double)exponent);
 }
 
-static enum status place_rope(struct weights *w, struct placing *p, struct error *err)
+/* Written at once: the few numbers are no work. Scaling is for layers that see everything, so for table 0. */
+static void place_rope(struct weights *w, struct placing *p)
 {
     const struct hparams *hp = &w->model->hp;
     const struct gguf_tensor *factors = model_rope_freqs(w->model);
-    uint32_t n = hp->n_rot / 2;
-    if (factors)
-        TRY(check_vector(factors, err));
-    float *freq = take(&p->layout, n * sizeof *freq);
-    const float *factor = factors ? place_vector(p, factors) : NULL;
-    for (uint32_t i = 0; freq && i < n; i++) {
-        freq[i] = inverse_frequency(hp->rope_theta, i, hp->n_rot);
-        if (factor)
-            freq[i] /= factor[i];
+    uint32_t n = hp->n_rot / 2, n_tables = hp->window ? MODEL_ROPES : 1;
+    float *factor = factors ? take(&p->layout, n * sizeof *factor) : NULL;
+    if (factor)
+        CHECK(quant_decode_row(factors->type, factors->data, n, factor)); /* plan_ends has checked the type */
+    for (uint32_t t = 0; t < n_tables; t++) {
+        float *freq = take(&p->layout, n * sizeof *freq);
+        for (uint32_t i = 0; freq && i < n; i++) {
+            freq[i] = inverse_frequency(t ? hp->rope_theta_local : hp->rope_theta, i, hp->n_rot);
+            if (t == 0 && factor)
+                freq[i] /= factor[i];
+            if (t == 0)
+                freq[i] /= hp->rope_factor;
+        }
+        w->rope_freq[t] = freq;
     }
-    w->rope_freq = freq;
-    return STATUS_OK;
 }
 
 /* With base NULL only the sum of bytes is of use. */
-static enum status place_all(struct weights *w, uint8_t *base, size_t *bytes, struct error *err)
+static size_t place_all(struct weights *w, uint8_t *base)
 {
     struct placing p = {.layout.base = base, .ops = w->ops};
-    for (uint32_t l = w->first_layer; l < w->end_layer; l++) {
-        const struct gguf_tensor *tensors[N_LAYER_TENSORS];
-        TRY(model_layer(w->model, l, tensors, err));
-        for (int t = 0; t < N_LAYER_TENSORS; t++)
-            if (tensors[t] && !layer_tensor_is_matrix((enum layer_tensor)t))
-                w->layers[l - w->first_layer].vec[t] = place_vector(&p, tensors[t]);
-    }
-    if (w->has_head) {
-        const struct gguf_tensor *out_norm, *head;
-        TRY(model_head(w->model, &out_norm, &head, err));
-        w->out_norm = place_vector(&p, out_norm);
-    }
-    TRY(place_rope(w, &p, err));
-    each_matrix(w, place_matrix, &p);
-    *bytes = p.layout.used;
+    const struct visitor v = {place_matrix, place_vector, &p};
+    place_rope(w, &p);
+    each_part(w, &v);
+    return p.layout.used;
+}
+
+/* Tables without any content, of the size of the layer range. */
+static enum status make_tables(struct weights *w, struct error *err)
+{
+    uint32_t n_layers = w->end_layer - w->first_layer, n_experts = w->model->hp.n_experts;
+    w->layers = calloc(n_layers, sizeof *w->layers);
+    if (n_experts)
+        w->experts = calloc((size_t)n_layers * n_experts, sizeof *w->experts);
+    if (!w->layers || (n_experts && !w->experts))
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the table of %u layers", n_layers);
     return STATUS_OK;
 }
 
@@ -183,29 +227,28 @@ enum status weights_plan(const struct model *m, const struct ops *ops, uint32_t 
     ASSERT(first_layer < end_layer && end_layer <= m->hp.n_layers);
     struct weights w = {.model = m, .ops = ops, .first_layer = first_layer, .end_layer = end_layer,
                         .has_embedding = has_embedding, .has_head = has_head};
-    w.layers = calloc(end_layer - first_layer, sizeof *w.layers);
-    if (!w.layers)
-        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the table of %u layers", end_layer - first_layer);
-    enum status s = STATUS_OK;
+    enum status s = make_tables(&w, err);
     for (uint32_t l = first_layer; l < end_layer && s == STATUS_OK; l++)
         s = plan_layer(&w, l, err);
     if (s == STATUS_OK)
         s = plan_ends(&w, err);
-    if (s == STATUS_OK)
-        s = place_all(&w, NULL, &w.memory_bytes, err);
     if (s != STATUS_OK) {
-        free(w.layers);
+        weights_free(&w);
         return s;
     }
+    w.memory_bytes = place_all(&w, NULL);
     *out = w;
     return STATUS_OK;
 }
 
 /* --- packing ---------------------------------------------------------------------------------------------------------- */
 
+/* Rows of a matrix to pack, or a vector to decode. */
 struct pack_unit {
-    struct weight *w;
+    struct weight *w; /* NULL: a vector */
     uint32_t row0, row1;
+    const struct gguf_tensor *vector;
+    float *to;
 };
 
 struct packing {
@@ -217,19 +260,41 @@ struct packing {
     int64_t next_line_ns; /* thread 0 */
 };
 
-static void count_units(struct weight *m, void *arg)
+static void count_matrix(struct weight *m, void *arg)
 {
     struct packing *p = arg;
     if (m->packed)
         p->max_units += (m->n + UNIT_ROWS - 1) / UNIT_ROWS;
 }
 
-static void add_units(struct weight *m, void *arg)
+static void count_vector(const struct gguf_tensor *t, const float **to, void *arg)
+{
+    struct packing *p = arg;
+    (void)t;
+    (void)to;
+    p->max_units++;
+}
+
+static void add_matrix(struct weight *m, void *arg)
 {
     struct packing *p = arg;
     for (uint32_t row = 0; m->packed && row < m->n; row += UNIT_ROWS)
         p->units[p->n_units++] =
             (struct pack_unit){.w = m, .row0 = row, .row1 = m->n - row < UNIT_ROWS ? m->n : row + UNIT_ROWS};
+}
+
+static void add_vector(const struct gguf_tensor *t, const float **to, void *arg)
+{
+    struct packing *p = arg;
+    p->units[p->n_units++] = (struct pack_unit){.vector = t, .to = (float *)(uintptr_t)*to};
+}
+
+static void pack_one(const struct packing *p, const struct pack_unit *u)
+{
+    if (u->w)
+        p->ops->weight_pack(u->w, u->row0, u->row1);
+    else
+        CHECK(quant_decode_row(u->vector->type, u->vector->data, (uint32_t)u->vector->ne[0], u->to)); /* type: check_vector */
 }
 
 static void pack_thread(void *arg, int thread, int n_threads)
@@ -240,8 +305,7 @@ static void pack_thread(void *arg, int thread, int n_threads)
         unsigned i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
         if (i >= p->n_units)
             return;
-        struct pack_unit *u = &p->units[i];
-        p->ops->weight_pack(u->w, u->row0, u->row1);
+        pack_one(p, &p->units[i]);
         int64_t now = thread == 0 ? clock_now_ns() : 0;
         if (thread == 0 && now >= p->next_line_ns) {
             p->next_line_ns = now + PROGRESS_NS;
@@ -267,25 +331,22 @@ static void drop_pages(struct weight *m, void *arg)
 
 enum status weights_load(struct weights *w, struct team *team, struct error *err)
 {
-    struct packing p = {.ops = w->ops, .next_line_ns = clock_now_ns() + PROGRESS_NS};
-    size_t bytes;
+    struct packing p = {.ops = w->ops, .all_bytes = w->memory_bytes, .next_line_ns = clock_now_ns() + PROGRESS_NS};
+    const struct visitor count = {count_matrix, count_vector, &p}, add = {add_matrix, add_vector, &p};
+    const struct visitor drop = {drop_pages, NULL, (void *)(uintptr_t)w->embedding.file_rows};
     TRY(memory_map(w->memory_bytes, &w->memory, err));
-    TRY(place_all(w, w->memory.data, &bytes, err));
-    CHECK(bytes == w->memory_bytes);
-    each_matrix(w, count_units, &p);
-    p.all_bytes = bytes;
-    if (p.max_units == 0)
-        return STATUS_OK;
+    CHECK(place_all(w, w->memory.data) == w->memory_bytes);
+    each_part(w, &count);
     p.units = calloc(p.max_units, sizeof *p.units);
     if (!p.units)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a list of %u pieces of weights", p.max_units);
-    each_matrix(w, add_units, &p);
+    each_part(w, &add);
     int64_t start = clock_now_ns();
     team_run(team, pack_thread, &p);
     free(p.units);
-    each_matrix(w, drop_pages, (void *)(uintptr_t)w->embedding.file_rows);
+    each_part(w, &drop);
     LOG_INFO("layers %u..%u%s%s: %s packed in %lld ms", w->first_layer, w->end_layer - 1,
-             w->has_embedding ? ", embedding" : "", w->has_head ? ", head" : "", memory_print(bytes).text,
+             w->has_embedding ? ", embedding" : "", w->has_head ? ", head" : "", memory_print(p.all_bytes).text,
              (long long)((clock_now_ns() - start) / NS_PER_MS));
     return STATUS_OK;
 }
@@ -294,5 +355,6 @@ void weights_free(struct weights *w)
 {
     memory_unmap(&w->memory);
     free(w->layers);
+    free(w->experts);
     *w = (struct weights){0};
 }

@@ -1,46 +1,71 @@
-#include "common/model/hparams.h"
-
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "common/base/check.h"
+#include "common/model/hparams_impl.h"
 
 #define BIT(name) (1u << LAYER_##name)
 
 /* Every decoder that is built of RMS norms, grouped-query attention and a gated MLP has these. */
+#define DENSE_MLP (BIT(FFN_GATE) | BIT(FFN_UP) | BIT(FFN_DOWN))
 #define DECODER                                                                                                        \
-    (BIT(ATTN_NORM) | BIT(ATTN_Q) | BIT(ATTN_K) | BIT(ATTN_V) | BIT(ATTN_OUT) | BIT(FFN_NORM) | BIT(FFN_GATE) |        \
-     BIT(FFN_UP) | BIT(FFN_DOWN))
+    (BIT(ATTN_NORM) | BIT(ATTN_Q) | BIT(ATTN_K) | BIT(ATTN_V) | BIT(ATTN_OUT) | BIT(FFN_NORM) | DENSE_MLP)
+#define EXPERTS (BIT(FFN_GATE_INP) | BIT(FFN_GATE_EXPS) | BIT(FFN_UP_EXPS) | BIT(FFN_DOWN_EXPS))
+#define QKV_BIASES (BIT(ATTN_Q_BIAS) | BIT(ATTN_K_BIAS) | BIT(ATTN_V_BIAS))
+#define HEAD_NORMS (BIT(ATTN_Q_NORM) | BIT(ATTN_K_NORM))
+#define POST_NORMS (BIT(ATTN_POST_NORM) | BIT(FFN_POST_NORM))
 
 static const struct arch archs[] = {
-    {.name = "llama", .rope = ROPE_ADJACENT, .gate = GATE_SILU, .required = DECODER},
+    {.name = "llama", .rope = ROPE_ADJACENT, .gate = GATE_SILU, .required = DECODER, .experts = EXPERTS_OPTIONAL},
+    {.name = "qwen2", .rope = ROPE_HALVES, .gate = GATE_SILU, .required = DECODER | QKV_BIASES},
+    {.name = "qwen3", .rope = ROPE_HALVES, .gate = GATE_SILU, .required = DECODER | HEAD_NORMS},
+    {.name = "gemma3",
+     .rope = ROPE_HALVES,
+     .gate = GATE_GELU_TANH,
+     .required = DECODER | HEAD_NORMS | POST_NORMS,
+     .scale_embedding = 1,
+     .window_pattern = 6,
+     .softcaps = 1,
+     .wide_scale_layers = 62},
+    {.name = "qwen3moe",
+     .rope = ROPE_HALVES,
+     .gate = GATE_SILU,
+     .required = DECODER | HEAD_NORMS,
+     .experts = EXPERTS_ALWAYS},
 };
 
 enum {
     MAX_WIDTH = 1 << 24, /* any number of elements of a row: products of two fit 64 bits with room */
+    MAX_EXPERTS = 4096,
     MAX_NAME = 96,
 };
 
-/* --- reading keys
- * ------------------------------------------------------------------------------------------------------- */
-
-static int text_is(struct text t, const char *s)
+uint32_t hparams_required(const struct hparams *hp)
 {
-    return t.len == strlen(s) && memcmp(t.data, s, t.len) == 0;
+    return hp->n_experts ? (hp->arch->required & ~DENSE_MLP) | EXPERTS : hp->arch->required;
 }
 
-static void arch_key(char out[MAX_NAME], const struct arch *arch, const char *suffix)
-{
-    snprintf(out, MAX_NAME, "%s.%s", arch->name, suffix);
-}
+/* --- reading keys ----------------------------------------------------------------------------------------------------- */
 
 struct reader {
     const struct gguf *gguf;
     const struct arch *arch;
     struct error *err;
 };
+
+static void arch_key(char out[MAX_NAME], const struct arch *arch, const char *suffix)
+{
+    snprintf(out, MAX_NAME, "%s.%s", arch->name, suffix);
+}
+
+static int has_key(const struct reader *r, const char *suffix)
+{
+    char key[MAX_NAME];
+    arch_key(key, r->arch, suffix);
+    return gguf_has(r->gguf, key);
+}
 
 /* Absent: *out keeps its default. */
 static enum status read_u32(const struct reader *r, const char *suffix, uint32_t min, uint32_t max, uint32_t *out)
@@ -83,8 +108,7 @@ static enum status read_f32(const struct reader *r, const char *suffix, double m
     return STATUS_OK;
 }
 
-/* --- what is not supported
- * ---------------------------------------------------------------------------------------------- */
+/* --- what is not supported -------------------------------------------------------------------------------------------- */
 
 static enum status find_arch(const struct gguf *g, const struct arch **out, struct error *err)
 {
@@ -104,30 +128,53 @@ static enum status find_arch(const struct gguf *g, const struct arch **out, stru
                      gguf_printable(name).text, supported);
 }
 
-/* Files that are not one whole model. */
-static enum status refuse_parts(const struct gguf *g, struct error *err)
-{
-    struct text type;
-    uint64_t n;
-    if (gguf_text(g, "general.type", &type) && !text_is(type, "model"))
-        return error_set(err, STATUS_BAD_MODEL, "general.type is '%s', not 'model'", gguf_printable(type).text);
-    if (gguf_u64(g, "split.count", &n) && n > 1)
-        return error_set(err, STATUS_BAD_MODEL,
-                         "split.count is %" PRIu64 ": a model in several files is not supported yet", n);
-    return STATUS_OK;
-}
+/* Keys that mean nothing at two values (0 often stands for "unset") and another computation at all others. */
+static const struct {
+    const char *suffix;
+    double neutral, neutral_too;
+} inert_keys[] = {
+    {"attention.max_alibi_bias", 0, 0},
+    {"attention.clamp_kqv", 0, 0},
+    {"attention.output_scale", 0, 1},
+    {"attention.temperature_scale", 0, 0},
+    {"attention.shared_kv_layers", 0, 0},
+    {"embedding_scale", 0, 1},
+    {"expert_gating_func", 0, 1}, /* 1: softmax */
+    {"expert_group_count", 0, 1},
+    {"expert_group_used_count", 0, 1},
+    {"expert_shared_count", 0, 0},
+    {"expert_shared_feed_forward_length", 0, 0},
+    {"expert_weights_scale", 0, 1},
+    {"interleave_moe_layer_step", 0, 1},
+    {"leading_dense_block_count", 0, 0},
+    {"logit_scale", 0, 1},
+    {"moe_every_n_layers", 0, 1},
+    {"nextn_predict_layers", 0, 0},
+    {"residual_scale", 0, 1},
+    {"rope.scaling.attn_factor", 0, 1},
+    {"router_logit_softcapping", 0, 0},
+    {"use_parallel_residual", 0, 0},
+};
 
-static enum status refuse_rope_scaling(const struct reader *r)
+static enum status refuse_keys(const struct reader *r)
 {
-    char key[MAX_NAME];
-    struct text type;
-    double factor;
-    arch_key(key, r->arch, "rope.scaling.type");
-    if (gguf_text(r->gguf, key, &type) && !text_is(type, "none"))
-        return error_set(r->err, STATUS_BAD_MODEL, "%s '%s' is not supported yet", key, gguf_printable(type).text);
-    arch_key(key, r->arch, "rope.scale_linear");
-    if (gguf_f64(r->gguf, key, &factor) && factor != 1)
-        return error_set(r->err, STATUS_BAD_MODEL, "%s %g is not supported yet", key, factor);
+    for (size_t i = 0; i < ARRAY_LEN(inert_keys); i++) {
+        char key[MAX_NAME];
+        uint64_t whole;
+        double v;
+        int yes;
+        arch_key(key, r->arch, inert_keys[i].suffix);
+        if (!gguf_has(r->gguf, key))
+            continue;
+        if (gguf_u64(r->gguf, key, &whole))
+            v = (double)whole;
+        else if (gguf_bool(r->gguf, key, &yes))
+            v = yes;
+        else if (!gguf_f64(r->gguf, key, &v))
+            return error_set(r->err, STATUS_BAD_MODEL, "%s is not a number", key);
+        if (v != inert_keys[i].neutral && v != inert_keys[i].neutral_too)
+            return error_set(r->err, STATUS_BAD_MODEL, "%s %g is not supported yet", key, v);
+    }
     return STATUS_OK;
 }
 
@@ -135,24 +182,16 @@ static enum status refuse_rope_scaling(const struct reader *r)
 static enum status refuse_features(const struct reader *r)
 {
     char key[MAX_NAME];
-    uint32_t n_experts = 0, window = 0;
     int causal;
-    TRY(read_u32(r, "expert_count", 0, UINT32_MAX, &n_experts));
-    if (n_experts > 0)
-        return error_set(r->err, STATUS_BAD_MODEL, "architecture '%s' with %u experts is not supported yet",
-                         r->arch->name, n_experts);
-    TRY(read_u32(r, "attention.sliding_window", 0, UINT32_MAX, &window));
-    if (window > 0)
-        return error_set(r->err, STATUS_BAD_MODEL, "%s.attention.sliding_window %u is not supported yet", r->arch->name,
-                         window);
     arch_key(key, r->arch, "attention.causal");
     if (gguf_bool(r->gguf, key, &causal) && !causal)
         return error_set(r->err, STATUS_BAD_MODEL, "%s false: this is not a model that generates", key);
-    return refuse_rope_scaling(r);
+    if (has_key(r, "rope.dimension_sections"))
+        return error_set(r->err, STATUS_BAD_MODEL, "%s.rope.dimension_sections is not supported yet", r->arch->name);
+    return refuse_keys(r);
 }
 
-/* --- hyper-parameters
- * --------------------------------------------------------------------------------------------------- */
+/* --- attention -------------------------------------------------------------------------------------------------------- */
 
 static enum status read_heads(const struct reader *r, struct hparams *hp)
 {
@@ -180,308 +219,159 @@ static enum status read_heads(const struct reader *r, struct hparams *hp)
     return STATUS_OK;
 }
 
+static enum status read_softcap(const struct reader *r, const char *suffix, float *out)
+{
+    TRY(read_f32(r, suffix, 0, 1e9, out));
+    if (*out > 0 && !r->arch->softcaps)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s.%s %g is not supported yet", r->arch->name, suffix, (double)*out);
+    return STATUS_OK;
+}
+
+/* Scores are multiplied by 1/sqrt(head_dim) but where the file or, in one size, the architecture says otherwise. */
+static enum status read_scores(const struct reader *r, struct hparams *hp)
+{
+    int wide = r->arch->wide_scale_layers && hp->n_layers == r->arch->wide_scale_layers;
+    double width = wide ? hp->n_embd / hp->n_heads : hp->head_dim;
+    float scale = 0;
+    TRY(read_softcap(r, "attn_logit_softcapping", &hp->attn_softcap));
+    TRY(read_softcap(r, "final_logit_softcapping", &hp->final_softcap));
+    TRY(read_f32(r, "attention.scale", 0, 1e6, &scale));
+    hp->attention_scale = scale > 0 ? scale : (float)(1.0 / sqrt(width));
+    return STATUS_OK;
+}
+
+/* Linear scaling, the only one: positions are divided by a factor, which is the same as the frequencies. */
+static enum status read_rope_scaling(const struct reader *r, struct hparams *hp)
+{
+    static const double MAX_FACTOR = 1e6;
+    char key[MAX_NAME];
+    struct text type;
+    float factor = 0;
+    hp->rope_factor = 1;
+    arch_key(key, r->arch, "rope.scaling.type");
+    if (gguf_text(r->gguf, key, &type)) {
+        if (text_is(type, "none"))
+            return STATUS_OK;
+        if (!text_is(type, "linear"))
+            return error_set(r->err, STATUS_BAD_MODEL, "%s '%s' is not supported yet", key, gguf_printable(type).text);
+    } else if (gguf_has(r->gguf, key)) {
+        return error_set(r->err, STATUS_BAD_MODEL, "%s is not a text", key);
+    }
+    TRY(read_f32(r, "rope.scale_linear", 0, MAX_FACTOR, &factor));
+    TRY(read_f32(r, "rope.scaling.factor", 0, MAX_FACTOR, &factor));
+    if (factor > 0) /* 0: unset */
+        hp->rope_factor = factor;
+    if (!(hp->rope_factor >= 1))
+        return error_set(r->err, STATUS_BAD_MODEL, "%s.rope.scaling.factor is %g, not 1 or more", r->arch->name,
+                         (double)factor);
+    return STATUS_OK;
+}
+
 static enum status read_rope(const struct reader *r, struct hparams *hp)
 {
+    enum { LOCAL_THETA = 10000 };
     hp->n_rot = hp->head_dim;
     TRY(read_u32(r, "rope.dimension_count", 2, hp->head_dim, &hp->n_rot));
     if (hp->n_rot % 2 != 0)
         return error_set(r->err, STATUS_BAD_MODEL, "%s.rope.dimension_count %u is odd", r->arch->name, hp->n_rot);
     hp->rope_theta = 10000.0f;
-    return read_f32(r, "rope.freq_base", 1, 1e30, &hp->rope_theta);
+    TRY(read_f32(r, "rope.freq_base", 1, 1e30, &hp->rope_theta));
+    hp->rope_theta_local = LOCAL_THETA;
+    TRY(read_f32(r, "rope.local.freq_base", 1, 1e30, &hp->rope_theta_local));
+    TRY(read_f32(r, "rope.freq_base_swa", 1, 1e30, &hp->rope_theta_local));
+    return read_rope_scaling(r, hp);
 }
 
-static enum status read_hparams(const struct reader *r, struct hparams *hp)
+/* --- windows ---------------------------------------------------------------------------------------------------------- */
+
+static void set_local(struct hparams *hp, uint32_t layer)
 {
-    hp->arch = r->arch;
-    TRY(need_u32(r, "block_count", 1, MODEL_MAX_LAYERS, &hp->n_layers));
-    TRY(need_u32(r, "embedding_length", 1, MAX_WIDTH, &hp->n_embd));
-    TRY(need_u32(r, "feed_forward_length", 1, MAX_WIDTH, &hp->n_ff));
-    TRY(need_u32(r, "context_length", 1, INT32_MAX, &hp->n_context));
-    TRY(read_heads(r, hp));
-    TRY(read_rope(r, hp));
-    hp->rope_factor = 1;
-    hp->rope_theta_local = hp->rope_theta;
-    hp->attention_scale = (float)(1.0 / sqrt((double)hp->head_dim));
-    hp->rms_eps = -1;
-    TRY(read_f32(r, "attention.layer_norm_rms_epsilon", 0, 1, &hp->rms_eps));
-    if (hp->rms_eps < 0)
-        return error_set(r->err, STATUS_BAD_MODEL, "%s.attention.layer_norm_rms_epsilon is missing", r->arch->name);
-    return STATUS_OK;
+    hp->local_layers[layer / 32] |= 1u << layer % 32;
 }
 
-/* The vocabulary is as large as the embedding; the list of tokens, where the file has one, must agree. */
-static enum status read_vocab(const struct reader *r, struct hparams *hp)
+/* One truth value a layer, as newer files have it. */
+static enum status read_local_layers(const struct reader *r, const char *key, uint64_t n, struct hparams *hp)
 {
-    const struct gguf_tensor *embd = gguf_find_tensor(r->gguf, "token_embd.weight");
-    uint64_t n_tokens;
-    if (!embd)
-        return error_set(r->err, STATUS_BAD_MODEL, "tensor token_embd.weight is missing");
-    if (embd->ne[1] > MAX_WIDTH)
-        return error_set(r->err, STATUS_BAD_MODEL, "tensor token_embd.weight has %" PRIu64 " rows", embd->ne[1]);
-    hp->n_vocab = (uint32_t)embd->ne[1];
-    if (gguf_array_texts(r->gguf, "tokenizer.ggml.tokens", &n_tokens) && n_tokens != hp->n_vocab)
-        return error_set(r->err, STATUS_BAD_MODEL,
-                         "tokenizer.ggml.tokens has %" PRIu64 " entries, tensor token_embd.weight %u rows", n_tokens,
-                         hp->n_vocab);
-    hp->tied_head = !gguf_find_tensor(r->gguf, "output.weight");
-    return STATUS_OK;
-}
-
-/* --- tensors
- * ------------------------------------------------------------------------------------------------------------ */
-
-static enum status check_shape(const struct gguf_tensor *t, const char *name, uint64_t ne0, uint64_t ne1,
-                               struct error *err)
-{
-    if (t->ne[0] != ne0 || t->ne[1] != ne1 || t->ne[2] != 1 || t->ne[3] != 1)
-        return error_set(err, STATUS_BAD_MODEL,
-                         "tensor %s is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64 ", not %" PRIu64
-                         " x %" PRIu64,
-                         name, t->ne[0], t->ne[1], t->ne[2], t->ne[3], ne0, ne1);
-    if (ne1 == 1 && t->type != TENSOR_F32)
-        return error_set(err, STATUS_BAD_MODEL, "tensor %s is a vector of type %s, not F32", name,
-                         tensor_type_info(t->type)->name);
-    return STATUS_OK;
-}
-
-static enum status need_tensor(const struct model *m, const char *name, uint64_t ne0, uint64_t ne1,
-                               const struct gguf_tensor **out, struct error *err)
-{
-    const struct gguf_tensor *t = gguf_find_tensor(m->gguf, name);
-    if (!t)
-        return error_set(err, STATUS_BAD_MODEL, "tensor %s is missing", name);
-    TRY(check_shape(t, name, ne0, ne1, err));
-    *out = t;
-    return STATUS_OK;
-}
-
-static void layer_tensor_name(char out[MAX_NAME], uint32_t layer, uint32_t which)
-{
-    static const char *const suffixes[N_LAYER_TENSORS] = {
-#define X(name, suffix) suffix,
-        LAYER_TENSOR_MAP(X)
-#undef X
-    };
-    snprintf(out, MAX_NAME, "blk.%u.%s", layer, suffixes[which]);
-}
-
-static void layer_shape(const struct hparams *hp, uint32_t which, uint64_t *ne0, uint64_t *ne1)
-{
-    enum dim { ONE, EMBD, FF, HEAD, Q, KV, EXPERTS, FF_EXPERT };
-    static const struct {
-        uint8_t k, n; /* elements of a row, rows */
-    } shapes[N_LAYER_TENSORS] = {
-        [LAYER_ATTN_NORM] = {EMBD, ONE},     [LAYER_ATTN_Q] = {EMBD, Q},           [LAYER_ATTN_K] = {EMBD, KV},
-        [LAYER_ATTN_V] = {EMBD, KV},         [LAYER_ATTN_Q_BIAS] = {Q, ONE},       [LAYER_ATTN_K_BIAS] = {KV, ONE},
-        [LAYER_ATTN_V_BIAS] = {KV, ONE},     [LAYER_ATTN_Q_NORM] = {HEAD, ONE},    [LAYER_ATTN_K_NORM] = {HEAD, ONE},
-        [LAYER_ATTN_OUT] = {Q, EMBD},        [LAYER_ATTN_POST_NORM] = {EMBD, ONE}, [LAYER_FFN_NORM] = {EMBD, ONE},
-        [LAYER_FFN_GATE] = {EMBD, FF},       [LAYER_FFN_UP] = {EMBD, FF},          [LAYER_FFN_DOWN] = {FF, EMBD},
-        [LAYER_FFN_POST_NORM] = {EMBD, ONE}, [LAYER_FFN_GATE_INP] = {EMBD, EXPERTS},
-        [LAYER_FFN_GATE_EXPS] = {EMBD, FF_EXPERT}, [LAYER_FFN_UP_EXPS] = {EMBD, FF_EXPERT},
-        [LAYER_FFN_DOWN_EXPS] = {FF_EXPERT, EMBD},
-    };
-    const uint64_t size[] = {
-        [ONE] = 1,
-        [EMBD] = hp->n_embd,
-        [FF] = hp->n_ff,
-        [HEAD] = hp->head_dim,
-        [Q] = (uint64_t)hp->n_heads * hp->head_dim,
-        [KV] = (uint64_t)hp->n_kv_heads * hp->head_dim,
-        [EXPERTS] = hp->n_experts,
-        [FF_EXPERT] = hp->n_ff_expert,
-    };
-    *ne0 = size[shapes[which].k];
-    *ne1 = size[shapes[which].n];
-}
-
-enum status model_layer(const struct model *m, uint32_t layer, const struct gguf_tensor *out[N_LAYER_TENSORS],
-                        struct error *err)
-{
-    const struct gguf_tensor *found[N_LAYER_TENSORS] = {0};
-    CHECK(layer < m->hp.n_layers);
-    for (uint32_t i = 0; i < N_LAYER_TENSORS; i++) {
-        char name[MAX_NAME];
-        uint64_t ne0, ne1;
-        int required = m->hp.arch->required >> i & 1, optional = m->hp.arch->optional >> i & 1;
-        if (!required && !optional)
-            continue;
-        layer_tensor_name(name, layer, i);
-        layer_shape(&m->hp, i, &ne0, &ne1);
-        if (required || gguf_find_tensor(m->gguf, name))
-            TRY(need_tensor(m, name, ne0, ne1, &found[i], err));
+    int64_t local[MODEL_MAX_LAYERS];
+    if (n != hp->n_layers)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s has %" PRIu64 " entries for %u layers", key, n, hp->n_layers);
+    TRY(gguf_read_i64(r->gguf, key, local, n));
+    for (uint32_t l = 0; l < hp->n_layers; l++) {
+        if (local[l] != 0 && local[l] != 1)
+            return error_set(r->err, STATUS_BAD_MODEL, "%s: entry %u is %" PRId64 ", not 0 or 1", key, l, local[l]);
+        if (local[l])
+            set_local(hp, l);
     }
-    memcpy(out, found, sizeof found);
     return STATUS_OK;
 }
 
-enum status model_embedding(const struct model *m, const struct gguf_tensor **embd, struct error *err)
+static enum status read_windows(const struct reader *r, struct hparams *hp)
 {
-    return need_tensor(m, "token_embd.weight", m->hp.n_embd, m->hp.n_vocab, embd, err);
-}
-
-enum status model_head(const struct model *m, const struct gguf_tensor **out_norm, const struct gguf_tensor **head,
-                       struct error *err)
-{
-    const struct gguf_tensor *norm = NULL;
-    const char *name = m->hp.tied_head ? "token_embd.weight" : "output.weight";
-    TRY(need_tensor(m, "output_norm.weight", m->hp.n_embd, 1, &norm, err));
-    TRY(need_tensor(m, name, m->hp.n_embd, m->hp.n_vocab, head, err));
-    *out_norm = norm;
-    return STATUS_OK;
-}
-
-const struct gguf_tensor *model_rope_freqs(const struct model *m)
-{
-    return gguf_find_tensor(m->gguf, "rope_freqs.weight");
-}
-
-/* Divisors of the rotary frequencies. Few, and read by every stage: so their values are checked here too. */
-static enum status check_rope_freqs(const struct model *m, struct error *err)
-{
-    const struct gguf_tensor *t = model_rope_freqs(m);
-    if (!t)
+    uint32_t pattern = r->arch->window_pattern;
+    uint64_t n;
+    char key[MAX_NAME];
+    if (!pattern) {
+        TRY(read_u32(r, "attention.sliding_window", 0, UINT32_MAX, &hp->window));
+        if (hp->window && hp->window < hp->n_context)
+            return error_set(r->err, STATUS_BAD_MODEL, "%s.attention.sliding_window %u is not supported yet",
+                             r->arch->name, hp->window);
+        hp->window = 0; /* the whole context: none */
         return STATUS_OK;
-    TRY(check_shape(t, "rope_freqs.weight", m->hp.n_rot / 2, 1, err));
-    for (uint32_t i = 0; i < m->hp.n_rot / 2; i++) {
-        float f;
-        memcpy(&f, t->data + 4 * (size_t)i, 4);
-        if (!(f > 0) || !isfinite(f))
-            return error_set(err, STATUS_BAD_MODEL, "rope_freqs.weight at byte %" PRIu64 " is %g: a divisor is above 0",
-                             t->file_offset + 4 * (uint64_t)i, (double)f);
     }
+    TRY(need_u32(r, "attention.sliding_window", 1, INT32_MAX, &hp->window));
+    arch_key(key, r->arch, "attention.sliding_window_pattern");
+    if (gguf_array_ints(r->gguf, key, &n))
+        return read_local_layers(r, key, n, hp);
+    TRY(read_u32(r, "attention.sliding_window_pattern", 1, MODEL_MAX_LAYERS, &pattern));
+    for (uint32_t l = 0; l < hp->n_layers; l++)
+        if ((l + 1) % pattern != 0)
+            set_local(hp, l);
     return STATUS_OK;
 }
 
-static int is_part(const struct model *m, struct text name)
-{
-    char layer_name[MAX_NAME], copy[MAX_NAME];
-    unsigned layer;
-    if (text_is(name, "token_embd.weight") || text_is(name, "output_norm.weight") || text_is(name, "output.weight") ||
-        text_is(name, "rope_freqs.weight"))
-        return 1;
-    if (name.len >= sizeof copy)
-        return 0;
-    memcpy(copy, name.data, name.len);
-    copy[name.len] = 0;
-    if (sscanf(copy, "blk.%6u.", &layer) != 1 || layer >= m->hp.n_layers)
-        return 0;
-    for (uint32_t i = 0; i < N_LAYER_TENSORS; i++) {
-        layer_tensor_name(layer_name, layer, i);
-        if (((m->hp.arch->required | m->hp.arch->optional) >> i & 1) && strcmp(copy, layer_name) == 0)
-            return 1;
-    }
-    /* Old converters stored the rotary frequencies, which follow from freq_base, in every layer. */
-    snprintf(layer_name, sizeof layer_name, "blk.%u.attn_rot_embd.weight", layer);
-    return strcmp(copy, layer_name) == 0;
-}
+/* --- the MLP ---------------------------------------------------------------------------------------------------------- */
 
-/* A tensor that nobody would use means another model than the one that would run. */
-static enum status refuse_strangers(const struct model *m, struct error *err)
+static enum status read_experts(const struct reader *r, struct hparams *hp)
 {
-    for (uint32_t i = 0; i < gguf_n_tensors(m->gguf); i++) {
-        const struct gguf_tensor *t = gguf_tensor(m->gguf, i);
-        if (!is_part(m, t->name))
-            return error_set(err, STATUS_BAD_MODEL,
-                             "tensor %s is not supported yet in architecture '%s' with %u layers",
-                             gguf_printable(t->name).text, m->hp.arch->name, m->hp.n_layers);
-    }
+    char key[MAX_NAME];
+    if (r->arch->experts == EXPERTS_ALWAYS)
+        TRY(need_u32(r, "expert_count", 1, MAX_EXPERTS, &hp->n_experts));
+    TRY(read_u32(r, "expert_count", 0, MAX_EXPERTS, &hp->n_experts));
+    if (hp->n_experts == 0)
+        return need_u32(r, "feed_forward_length", 1, MAX_WIDTH, &hp->n_ff);
+    if (r->arch->experts == EXPERTS_NONE)
+        return error_set(r->err, STATUS_BAD_MODEL, "architecture '%s' with %u experts is not supported yet",
+                         r->arch->name, hp->n_experts);
+    TRY(need_u32(r, "expert_used_count", 1, hp->n_experts, &hp->n_experts_used));
+    if (r->arch->experts == EXPERTS_ALWAYS || has_key(r, "expert_feed_forward_length"))
+        TRY(need_u32(r, "expert_feed_forward_length", 1, MAX_WIDTH, &hp->n_ff_expert));
+    else
+        TRY(need_u32(r, "feed_forward_length", 1, MAX_WIDTH, &hp->n_ff_expert));
+    hp->normalise_experts = 1;
+    arch_key(key, r->arch, "expert_weights_norm");
+    if (gguf_has(r->gguf, key) && !gguf_bool(r->gguf, key, &hp->normalise_experts))
+        return error_set(r->err, STATUS_BAD_MODEL, "%s is not a truth value", key);
     return STATUS_OK;
 }
 
-static enum status check_tensors(const struct model *m, struct error *err)
+enum status hparams_read(const struct gguf *g, struct hparams *out, struct error *err)
 {
-    const struct gguf_tensor *layer[N_LAYER_TENSORS], *embd, *norm, *head;
-    TRY(model_embedding(m, &embd, err));
-    TRY(model_head(m, &norm, &head, err));
-    for (uint32_t i = 0; i < m->hp.n_layers; i++)
-        TRY(model_layer(m, i, layer, err));
-    TRY(check_rope_freqs(m, err));
-    return refuse_strangers(m, err);
-}
-
-/* --- opening
- * ------------------------------------------------------------------------------------------------------------ */
-
-/* Bytes of the UTF-8 character at p, 0 if it is none or a control character. */
-static size_t character(const uint8_t *p, size_t n)
-{
-    size_t len = p[0] < 0x80                   ? 1
-                 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2
-                 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
-                 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
-                                               : 0;
-    if (len == 0 || len > n || p[0] < 0x20 || p[0] == 0x7f)
-        return 0;
-    for (size_t i = 1; i < len; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
-        (p[0] == 0xf4 && p[1] > 0x8f))
-        return 0;
-    return len;
-}
-
-/* The name goes to clients in JSON: valid UTF-8, whole characters, no controls. */
-static void set_name(struct model *m, const char *path)
-{
-    static const char suffix[] = ".gguf";
-    const char *file = strrchr(path, '/');
-    struct text t;
-    size_t at = 0, n = 0;
-    if (!gguf_text(m->gguf, "general.name", &t) || t.len == 0) {
-        t.data = file ? file + 1 : path;
-        t.len = strlen(t.data);
-        if (t.len > sizeof suffix - 1 && strcmp(t.data + t.len - (sizeof suffix - 1), suffix) == 0)
-            t.len -= sizeof suffix - 1;
-    }
-    while (at < t.len) {
-        size_t len = character((const uint8_t *)t.data + at, t.len - at);
-        if (n + (len ? len : 1) >= sizeof m->name)
-            break;
-        if (len)
-            memcpy(m->name + n, t.data + at, len);
-        else
-            m->name[n] = '?';
-        at += len ? len : 1;
-        n += len ? len : 1;
-    }
-    m->name[n] = 0;
-}
-
-enum status model_from_gguf(struct gguf *g, const char *path, struct model *out, struct error *err)
-{
-    struct model m = {.gguf = g};
     struct reader r = {.gguf = g, .err = err};
-    TRY(refuse_parts(g, err));
+    struct hparams hp = {.rms_eps = -1};
     TRY(find_arch(g, &r.arch, err));
+    hp.arch = r.arch;
     TRY(refuse_features(&r));
-    TRY(read_hparams(&r, &m.hp));
-    TRY(read_vocab(&r, &m.hp));
-    TRY(check_tensors(&m, err));
-    set_name(&m, path);
-    gguf_hash(g, m.hash);
-    *out = m;
+    TRY(need_u32(&r, "block_count", 1, MODEL_MAX_LAYERS, &hp.n_layers));
+    TRY(need_u32(&r, "embedding_length", 1, MAX_WIDTH, &hp.n_embd));
+    TRY(need_u32(&r, "context_length", 1, INT32_MAX, &hp.n_context));
+    TRY(read_experts(&r, &hp));
+    TRY(read_heads(&r, &hp));
+    TRY(read_scores(&r, &hp));
+    TRY(read_rope(&r, &hp));
+    TRY(read_windows(&r, &hp));
+    TRY(read_f32(&r, "attention.layer_norm_rms_epsilon", 0, 1, &hp.rms_eps));
+    if (hp.rms_eps < 0)
+        return error_set(err, STATUS_BAD_MODEL, "%s.attention.layer_norm_rms_epsilon is missing", r.arch->name);
+    *out = hp;
     return STATUS_OK;
-}
-
-enum status model_open(const char *path, struct model *out, struct error *err)
-{
-    struct gguf *g = NULL;
-    TRY(gguf_open(path, &g, err));
-    enum status s = model_from_gguf(g, path, out, err);
-    if (s == STATUS_OK)
-        return s;
-    gguf_close(g);
-    if (err) {
-        char said[sizeof err->message];
-        snprintf(said, sizeof said, "%s", err->message);
-        error_set(err, s, "%.100s: %s", path, said);
-    }
-    return s;
-}
-
-void model_close(struct model *m)
-{
-    gguf_close(m->gguf);
-    memset(m, 0, sizeof *m);
 }

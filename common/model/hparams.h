@@ -1,7 +1,7 @@
 /* common/model/hparams.h - what a model is, as one table per architecture.
  *
  * Purpose    Reads the hyper-parameters of a GGUF and finds and checks the tensors of a layer range. What differs between
- *            architectures is data in `struct arch` (hparams.c); stage/forward runs it and has no per-model code path.
+ *            architectures is data in `struct arch` (hparams.c; model.c has the tensors); stage/forward runs it and has no per-model code path.
  *            What is not supported yet is refused by name.
  * Ownership  model_open/model_close; the gguf belongs to the model.
  * Threading  Read-only after model_open.
@@ -53,11 +53,12 @@ struct arch {
     const char *name;             /* general.architecture */
     enum rope_pairing rope;
     enum gate_kind gate;
-    uint32_t required, optional;  /* bit i: enum layer_tensor i; with experts, those of the dense MLP make room for theirs */
+    uint32_t required;            /* bit i: enum layer_tensor i; with experts, those of the dense MLP make room for theirs */
     int scale_embedding;          /* embeddings times sqrt(n_embd) */
     enum expert_use experts;
     uint32_t window_pattern;      /* of so many layers the last sees all positions, the others a window; 0: no windows */
     int softcaps;                 /* the file may cap scores and logits */
+    uint32_t wide_scale_layers;   /* the size, by its layers, whose scores are divided by sqrt(n_embd / n_heads); 0: none */
 };
 
 enum { MODEL_ROPES = 2, MODEL_MAX_LAYERS = 1024 };
@@ -102,7 +103,7 @@ static inline uint32_t model_layer_rope(const struct model *m, uint32_t layer)
     return m->hp.local_layers[layer / 32] >> layer % 32 & 1;
 }
 
-/* Tensors of one layer; absent optional ones are NULL. Shapes and types are checked. layer in 0..n_layers-1. */
+/* Tensors of one layer; those that its architecture lacks are NULL. Shapes and types are checked. layer in 0..n_layers-1. */
 enum status model_layer(const struct model *m, uint32_t layer, const struct gguf_tensor *out[N_LAYER_TENSORS],
                         struct error *err);
 enum status model_embedding(const struct model *m, const struct gguf_tensor **embd, struct error *err);

@@ -89,7 +89,18 @@ static int ascending(const void *a, const void *b)
 struct limits {
     double max_abs, rms, mean_kl, top1;
     float greedy_error;
+    double median; /* of the rows' largest differences; 0: not looked at */
 };
+
+static double median_row_max(const float *reference, const float *got, uint32_t n_rows, uint32_t n_vocab)
+{
+    double max[256];
+    assert_true(n_rows <= ARRAY_LEN(max));
+    for (uint32_t r = 0; r < n_rows; r++)
+        max[r] = tiny_distance(reference + (size_t)r * n_vocab, got + (size_t)r * n_vocab, 1, n_vocab).max_abs;
+    qsort(max, n_rows, sizeof *max, ascending);
+    return max[n_rows / 2];
+}
 
 static void check_reference(const char *name, const char *reference, const char *backend, const char *isa,
                             struct limits allow)
@@ -98,9 +109,11 @@ static void check_reference(const char *name, const char *reference, const char 
     struct chain *c = open_chain(t->path, backend, isa);
     float *logits = all_logits(c, t);
     struct distance d = tiny_distance(t->logits, logits, t->n_rows, t->n_vocab);
-    printf("%s%s by %s: max %.2e rms %.2e kl %.2e top-1 %.3f\n", name, reference, chain_backend(c), d.max_abs, d.rms,
-           d.mean_kl, d.top1);
-    if (!(d.max_abs <= allow.max_abs && d.rms <= allow.rms && d.mean_kl <= allow.mean_kl && d.top1 >= allow.top1))
+    double median = median_row_max(t->logits, logits, t->n_rows, t->n_vocab);
+    printf("%s%s by %s: max %.2e rms %.2e kl %.2e top-1 %.3f median %.2e\n", name, reference, chain_backend(c), d.max_abs,
+           d.rms, d.mean_kl, d.top1, median);
+    if (!(d.max_abs <= allow.max_abs && d.rms <= allow.rms && d.mean_kl <= allow.mean_kl && d.top1 >= allow.top1) ||
+        (allow.median > 0 && median > allow.median))
         fail_msg("%s%s by %s is too far from its reference", name, reference, chain_backend(c));
     check_greedy(c, t, allow.greedy_error);
     free(logits);
@@ -114,6 +127,11 @@ static const struct limits quantized_limits = {.max_abs = 1, .rms = 0.1, .mean_k
 /* Against int8 activations in blocks of 32, as here. Rounding K and V to f16 alone carries values over so many rounding
  * borders that the plain model in doubles is 0.051 to 0.053 away too (with f32 K and V: 0.01). */
 static const struct limits int8_limits = {.max_abs = 1, .rms = 0.056, .mean_kl = 4e-3, .top1 = 0.9, .greedy_error = 0.4f};
+
+/* Rounding of int8 activations turns one routing of 513 in this model (tests/vectors/README.md), and its row is off by 2.4: the
+ * rest of the rows must be as near as without. */
+static const struct limits routed_limits = {
+    .max_abs = 3, .rms = 0.1, .mean_kl = 6e-3, .top1 = 0.9, .greedy_error = 0.5f, .median = 0.15};
 
 /* Against a plain model that rounds as Sluice does: what is left is the order of sums, and rounding borders that they cross
  * (with int8 activations most rows cross one sooner or later; the first few do not). near_max: of the rows that agree best, the
@@ -145,8 +163,17 @@ static const char *const float_models[] = {"llama-f32", "llama-tied-f32", "llama
 static const char *const block32_models[] = {"llama-q4_0", "llama-q4_1", "llama-q5_0", "llama-q5_1", "llama-q8_0"};
 static const char *const block256_models[] = {"llama-q4_k", "llama-q5_k", "llama-q6_k"};
 
+/* Other architectures (what is special about each: tests/vectors/README.md). */
+static const char *const other_float_models[] = {"qwen2-f32", "qwen3-f32", "gemma3-f32", "mixtral-f32", "qwen3moe-f32"};
+static const char *const other_models[] = {"qwen2-q4_k_m", "qwen3-q4_0", "gemma3-q8_0", "qwen3moe-q4_k"};
+
 static void check_all(const char *backend, const char *isa)
 {
+    for (size_t i = 0; i < ARRAY_LEN(other_float_models); i++)
+        check_reference(other_float_models[i], "", backend, isa, float_limits);
+    for (size_t i = 0; i < ARRAY_LEN(other_models); i++)
+        check_reference(other_models[i], "", backend, isa, quantized_limits);
+    check_reference("qwen3moe-q8_0", "", backend, isa, routed_limits);
     for (size_t i = 0; i < ARRAY_LEN(float_models); i++)
         check_reference(float_models[i], "", backend, isa, float_limits);
     for (size_t i = 0; i < ARRAY_LEN(block32_models); i++) {
