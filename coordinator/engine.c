@@ -323,8 +323,9 @@ static enum status create_tables(struct engine *e, struct error *err)
         s = sched_plan_create(e->sched, &e->sched_plan);
     if (s == STATUS_OK)
         s = pipeline_create(&po, &e->pipeline);
-    if (s == STATUS_OK) /* a tick may open every slot and close every predecessor; its words are ids and new blocks */
-        s = plan_create(3 * e->n_slots, e->max_rows, e->max_rows + e->n_slots * per_sequence, &e->plan);
+    if (s == STATUS_OK) /* a tick may open every slot and close every predecessor; its words are ids, new blocks and what OPENs bring */
+        s = plan_create(3 * e->n_slots, e->max_rows, e->max_rows + e->n_slots * per_sequence + PLAN_OPEN_WORDS,
+                        &e->plan);
     if (s != STATUS_OK)
         return error_set(err, s, "the engine's tables cannot be made: %s", status_text(s));
     return STATUS_OK;
@@ -335,7 +336,8 @@ static enum status create_rings(struct engine *e)
     e->flights = calloc(e->window, sizeof *e->flights);
     e->by_slot = calloc(e->n_slots, sizeof *e->by_slot);
     e->closes = calloc(e->n_slots, sizeof *e->closes);
-    e->scratch = calloc(e->max_rows, sizeof *e->scratch);
+    uint32_t n_scratch = e->context < PLAN_OPEN_WORDS ? e->context : PLAN_OPEN_WORDS;
+    e->scratch = calloc(n_scratch > e->max_rows ? n_scratch : e->max_rows, sizeof *e->scratch);
     e->snapshot = calloc(1, sizeof *e->snapshot);
     e->spare = calloc(1, sizeof *e->spare);
     e->n_results = 2 * e->window + 2;

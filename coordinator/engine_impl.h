@@ -113,7 +113,8 @@ struct engine {
     struct list living[ENGINE_TOKEN_LISTS]; /* request.by_token: all of them, by their token's first bits */
     uint64_t *closes;              /* [n_slots] sequences whose CLOSE goes into the next plan */
     uint32_t n_closes;
-    uint32_t *scratch;             /* [max_rows] ids of the run being planned */
+    uint32_t *scratch;             /* [max_rows or context, PLAN_OPEN_WORDS] ids of the run or OPEN being planned */
+    uint32_t open_words;           /* of those that have a slot, and whose OPEN is not out: all may be in one plan */
     uint32_t n_reading, n_decoding, n_queued, n_parked;
     uint32_t n_preempted;          /* of the parked ones: for want of blocks */
     uint32_t n_quarantined;        /* unfinished requests that are suspected of killing stages */
@@ -176,7 +177,7 @@ struct generate_event engine__done(const struct request *r, enum finish_reason r
 /* Streams whose client did not keep up: tried again, given up after --write-stall-ms without progress. */
 void engine__retry_stalled(struct engine *e, int64_t now);
 /* A sampled id of a running request. */
-void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now);
+void engine__token(struct engine *e, struct request *r, const struct result_run *run, const struct top_logprob *tops, int64_t now);
 
 /* engine_memory.c */
 uint32_t engine__positions_needed(const struct request *r); /* at most */
@@ -205,6 +206,7 @@ void engine__leave_quarantine(struct engine *e, struct request *r);
 struct request *engine__alone(const struct engine *e);
 
 /* engine_ticks.c */
+void engine__opened(struct engine *e, struct request *r); /* or never to be: its OPEN's words are no longer waited for */
 void engine__send_ticks(struct engine *e, int64_t now);
 void engine__result(struct engine *e, const struct result *r, int64_t now);
 void engine__timing(struct engine *e, const struct stage_timing *t);

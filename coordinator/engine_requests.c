@@ -68,6 +68,7 @@ static void leave_slot(struct engine *e, struct request *r)
     engine__not_starved(e, r);
     sched_remove(e->sched, r->ref);
     blocks_close(e->blocks, r->ref, sched_last_tick(e->sched));
+    engine__opened(e, r);
     if (r->opened) {
         CHECK(e->n_closes < e->n_slots);
         e->closes[e->n_closes++] = r->ref.seq;
@@ -297,6 +298,8 @@ static void start(struct engine *e, struct request *r, int64_t now)
     list_remove(&r->link);
     list_push_back(&e->running, &r->link);
     r->opened = 0;
+    r->open_words = request_open_words(r, n_input);
+    e->open_words += r->open_words;
     r->n_read = n_cached;
     if (n_cached > r->n_planned) { /* also of one that was parked as it read, where another has read on since */
         e->metrics.cached_tokens += n_cached - r->n_planned;
@@ -331,6 +334,12 @@ static int look_for_room(struct engine *e, const struct request *r, int64_t now)
     return found;
 }
 
+/* All that have a slot and are not open may be opened in one plan, whose words are bounded. */
+static int open_fits(const struct engine *e, const struct request *r)
+{
+    return e->open_words == 0 || request_open_words(r, engine__input(r)) <= PLAN_OPEN_WORDS - e->open_words;
+}
+
 /* Who was parked comes first. The first in line starts, or nobody does: a large request is not overtaken for ever by small
  * ones. */
 static int admit_one(struct engine *e, int64_t now)
@@ -357,9 +366,9 @@ static int admit_one(struct engine *e, int64_t now)
     }
     if (engine__settle(e, r))
         return 1;
-    if (!look_for_room(e, r, now))
+    if (!look_for_room(e, r, now) || !open_fits(e, r))
         return 0;
-    if (request_open_answer(r, &err) != STATUS_OK) {
+    if (request_open_answer(r, e->window + 2, &err) != STATUS_OK) {
         err.retry_after_s = 1;
         engine__end(e, r, REQUEST_FAILED, &err);
         return 1;

@@ -15,20 +15,38 @@ static struct flight *flight_of(struct engine *e, uint64_t tick)
 
 /* --- plans -------------------------------------------------------------------------------------------------------------------- */
 
+void engine__opened(struct engine *e, struct request *r)
+{
+    e->open_words -= r->open_words;
+    r->open_words = 0;
+}
+
+/* The sampler's biases, and the ids before `length` that its penalties look at: nobody else tells the last stage. */
+static enum status add_open(struct engine *e, struct request *r, uint32_t length, const uint32_t *table, uint32_t n)
+{
+    const uint32_t n_ids = sampler_history(&r->sampler, length);
+    const struct plan_op op = {.kind = OP_OPEN, .seq = r->ref.seq, .slot = r->ref.slot, .length = length, .n_blocks = n,
+                               .n_ids = n_ids, .sampler = r->sampler};
+    for (uint32_t i = 0; i < n_ids; i++)
+        e->scratch[i] = engine__id_at(r, length - n_ids + i);
+    return plan_add_open(e->plan, &op, table, e->scratch, r->bias_ids, r->bias_bits);
+}
+
 /* Blocks for the run, and OPEN or APPEND in front of it. */
 static void add_ops(struct engine *e, struct request *r, const struct sched_run *run)
 {
     uint32_t n_new, n;
     CHECK(blocks_grow(e->blocks, r->ref, run->kv_index + run->n, &n_new) == STATUS_OK);
     const uint32_t *table = blocks_table(e->blocks, r->ref, &n);
-    if (!r->opened) /* with all that the cache gave */
-        n_new = n;
-    struct plan_op op = {.kind = r->opened ? OP_APPEND : OP_OPEN, .seq = r->ref.seq, .slot = r->ref.slot,
-                         .length = r->opened ? 0 : run->kv_index, .n_blocks = n_new, .sampler = r->sampler};
-    if (!r->opened || n_new) {
+    if (!r->opened) { /* with all that the cache gave */
+        CHECK(add_open(e, r, run->kv_index, table, n) == STATUS_OK);
+        engine__opened(e, r);
+    } else if (n_new) {
+        const struct plan_op op = {.kind = OP_APPEND, .seq = r->ref.seq, .slot = r->ref.slot, .n_blocks = n_new};
         CHECK(plan_add_op(e->plan, &op, table + n - n_new) == STATUS_OK);
-        r->table_digest = plan_table_digest(table, n);
     }
+    if (!r->opened || n_new)
+        r->table_digest = plan_table_digest(table, n);
     r->opened = 1;
 }
 
@@ -134,11 +152,16 @@ static enum status check_result(const struct engine *e, const struct flight *f, 
         if (want->sample == SAMPLE_LAST && !got->bad_logits && (got->id < 0 || (uint32_t)got->id >= n_vocab))
             return error_set(err, STATUS_PROTOCOL, "run %u of tick %llu: id %d, the vocabulary has %u", i,
                              (unsigned long long)r->tick, got->id, n_vocab);
+        for (uint32_t k = 0; k < got->n_top; k++)
+            if (result_tops(r, i)[k].id >= n_vocab)
+                return error_set(err, STATUS_PROTOCOL, "run %u of tick %llu: an alternative %u, the vocabulary has %u", i,
+                                 (unsigned long long)r->tick, result_tops(r, i)[k].id, n_vocab);
     }
     return STATUS_OK;
 }
 
-static void take_run(struct engine *e, const struct sched_run *run, uint32_t again, const struct result_run *got, int64_t now)
+static void take_run(struct engine *e, const struct sched_run *run, uint32_t again, const struct result_run *got,
+                     const struct top_logprob *tops, int64_t now)
 {
     if (run->is_piece) {
         e->metrics.prompt_tokens += run->n - again;
@@ -159,7 +182,7 @@ static void take_run(struct engine *e, const struct sched_run *run, uint32_t aga
     }
     engine__committed(e, r, run->kv_index + run->n);
     if (run->sample == SAMPLE_LAST)
-        engine__token(e, r, (uint32_t)got->id, now);
+        engine__token(e, r, got, tops, now);
 }
 
 void engine__result(struct engine *e, const struct result *r, int64_t now)
@@ -179,7 +202,7 @@ void engine__result(struct engine *e, const struct result *r, int64_t now)
     uint32_t rows = 0;
     for (uint32_t i = 0; i < f->n_runs; i++) {
         rows += f->runs[i].n;
-        take_run(e, &f->runs[i], f->again[i], &r->runs[i], now);
+        take_run(e, &f->runs[i], f->again[i], &r->runs[i], result_tops(r, i), now);
     }
     f->tick = 0; /* no longer in flight */
     admission_served(e->admission, rows, now);

@@ -44,6 +44,8 @@ static enum status flush(struct request *r)
         .text = {r->emit.data ? r->emit.data : "", r->emit.len},
         .ids = r->answer_ids + r->n_sent,
         .n_ids = r->n_answer - r->n_sent,
+        .logprobs = r->logprobs,
+        .n_logprobs = r->sampler.n_top ? r->n_answer - r->n_sent : 0,
         .has_usage = r->n_sent == 0,
     };
     if (ev.has_usage)
@@ -109,11 +111,27 @@ static void count_token(struct engine *e, struct request *r, int64_t now)
     }
 }
 
-void engine__token(struct engine *e, struct request *r, uint32_t id, int64_t now)
+/* Behind those of the ids that have not gone out: of ticks in flight, when the client stopped reading. */
+static void keep_logprobs(struct request *r, const struct result_run *run, const struct top_logprob *tops)
+{
+    CHECK(r->n_answer - r->n_sent < r->logprob_room);
+    struct token_logprobs *to = &r->logprobs[r->n_answer - r->n_sent];
+    *to = (struct token_logprobs){.id = (uint32_t)run->id, .logprob = run->logprob, .n_top = run->n_top};
+    for (uint32_t i = 0; i < run->n_top; i++) {
+        to->top_ids[i] = tops[i].id;
+        to->top_logprobs[i] = tops[i].logprob;
+    }
+}
+
+void engine__token(struct engine *e, struct request *r, const struct result_run *run, const struct top_logprob *tops,
+                   int64_t now)
 {
     if (r->ending)
         return; /* a surplus row */
     ASSERT(r->n_answer < r->answer_limit);
+    const uint32_t id = (uint32_t)run->id;
+    if (r->sampler.n_top)
+        keep_logprobs(r, run, tops);
     r->answer_ids[r->n_answer++] = id;
     count_token(e, r, now);
     int end, stopped = 0;

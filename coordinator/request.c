@@ -69,6 +69,34 @@ static enum status check_sampler(const struct sampler_params *s, struct error *e
         return error_param(err, STATUS_BAD_REQUEST, "top_p", "out_of_range", "top_p must be 0 to 1");
     if (!(s->min_p >= 0 && s->min_p <= 1))
         return error_param(err, STATUS_BAD_REQUEST, "min_p", "out_of_range", "min_p must be 0 to 1");
+    struct sampler_fault f;
+    if (sampler_has_fault(s, &f))
+        return error_param(err, STATUS_BAD_REQUEST, f.name, "out_of_range", "%s %g, allowed are %g to %g", f.name, f.value, f.min,
+                           f.max);
+    return STATUS_OK;
+}
+
+static enum status copy_bias(struct request *r, const struct generate_request *from, struct error *err)
+{
+    r->sampler.n_bias = 0;
+    if (from->n_bias == 0)
+        return STATUS_OK;
+    if (from->n_bias > MAX_BIASES)
+        return error_param(err, STATUS_BAD_REQUEST, "logit_bias", "too_many", "%zu biases, at most %d are allowed", from->n_bias,
+                           MAX_BIASES);
+    r->bias_ids = arena_array(&r->arena, from->n_bias, sizeof *r->bias_ids);
+    r->bias_bits = arena_array(&r->arena, from->n_bias, sizeof *r->bias_bits);
+    if (!r->bias_ids || !r->bias_bits)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for %zu biases", from->n_bias);
+    for (size_t i = 0; i < from->n_bias; i++) {
+        const struct logit_bias *b = &from->bias[i];
+        if (!sampler_bias_is_allowed(b->bias))
+            return error_param(err, STATUS_BAD_REQUEST, "logit_bias", "out_of_range",
+                               "logit_bias of id %u is %g, allowed are -100 to 100", b->id, (double)b->bias);
+        r->bias_ids[i] = b->id;
+        memcpy(&r->bias_bits[i], &b->bias, sizeof b->bias);
+    }
+    r->sampler.n_bias = (uint32_t)from->n_bias;
     return STATUS_OK;
 }
 
@@ -95,7 +123,8 @@ static enum status fill(struct request *r, const struct generate_request *from, 
     if (from->max_tokens < -1 || from->max_tokens == 0)
         return error_param(err, STATUS_BAD_REQUEST, "max_tokens", "out_of_range", "max_tokens %lld: at least 1, or -1",
                            (long long)from->max_tokens);
-    TRY(check_sampler(&from->sampler, err));
+    TRY(copy_bias(r, from, err));
+    TRY(check_sampler(&r->sampler, err));
     TRY(copy_stops(r, from, err));
     if (!copy_bytes(&r->text_arena, from->text, &r->text) || !copy_bytes(&r->text_arena, from->chat_json, &r->chat_json))
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the prompt");
@@ -168,6 +197,21 @@ void request_release(struct request *r)
     free(r);
 }
 
+/* Of what the prompt, the answer and the vocabulary bound. */
+static enum status check_history(struct request *r, uint32_t n_vocab, struct error *err)
+{
+    r->sampler.n_prompt = r->n_prompt;
+    for (uint32_t i = 0; i < r->sampler.n_bias; i++)
+        if (r->bias_ids[i] >= n_vocab)
+            return error_param(err, STATUS_BAD_REQUEST, "logit_bias", "bad_token_id", "logit_bias of id %u, the vocabulary has %u",
+                               r->bias_ids[i], n_vocab);
+    if (request_open_words(r, r->n_prompt + r->answer_limit) > PLAN_OPEN_WORDS)
+        return error_param(err, STATUS_BAD_REQUEST, sampler_repeats(&r->sampler) ? "repeat_last_n" : "max_tokens", "out_of_range",
+                           "the penalties look at up to %u tokens, at most %d are allowed",
+                           sampler_history(&r->sampler, r->n_prompt + r->answer_limit), PLAN_OPEN_WORDS - 2 * MAX_BIASES);
+    return STATUS_OK;
+}
+
 enum status request_set_prompt(struct request *r, const uint32_t *ids, size_t n_ids, uint32_t context, uint32_t answer_cap,
                                uint32_t n_vocab, struct error *err)
 {
@@ -192,11 +236,28 @@ enum status request_set_prompt(struct request *r, const uint32_t *ids, size_t n_
     if (r->max_tokens > 0 && r->max_tokens < room)
         room = (uint32_t)r->max_tokens;
     r->answer_limit = room < answer_cap ? room : answer_cap;
+    return check_history(r, n_vocab, err);
+}
+
+uint32_t request_open_words(const struct request *r, uint32_t n_known)
+{
+    return sampler_history(&r->sampler, n_known) + 2 * r->sampler.n_bias;
+}
+
+static enum status open_logprobs(struct request *r, uint32_t n_unsent, struct error *err)
+{
+    if (!r->sampler.n_top || r->logprob_room >= n_unsent)
+        return STATUS_OK;
+    r->logprobs = arena_array(&r->arena, n_unsent, sizeof *r->logprobs);
+    if (!r->logprobs)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the logprobs of %u tokens", n_unsent);
+    r->logprob_room = n_unsent;
     return STATUS_OK;
 }
 
-enum status request_open_answer(struct request *r, struct error *err)
+enum status request_open_answer(struct request *r, uint32_t n_unsent, struct error *err)
 {
+    TRY(open_logprobs(r, n_unsent, err));
     if (r->answer_room >= r->answer_limit)
         return STATUS_OK;
     uint32_t *ids = arena_array(&r->arena, r->answer_limit, sizeof *ids);

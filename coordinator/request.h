@@ -65,6 +65,7 @@ struct request {
     uint32_t *prompt_ids;         /* [n_prompt] arena */
     uint32_t n_prompt;
     struct sampler_params sampler;
+    uint32_t *bias_ids, *bias_bits; /* [sampler.n_bias] arena: ids, and values as floats' bits */
     int64_t max_tokens;           /* as asked; -1: to the end of the context */
     uint32_t answer_limit;        /* resolved, > 0 */
     struct bytes stops[MAX_STOPS];
@@ -90,6 +91,7 @@ struct request {
     struct buf emit;              /* text of the event being built */
     struct slot_ref ref;          /* READING and DECODING */
     int opened;                   /* OPEN went out in a plan, so CLOSE must follow */
+    uint32_t open_words;          /* of biases and ids that its OPEN may have, counted until it is out */
     uint32_t table_digest;        /* of its block table as the stages know it */
     uint64_t order;               /* of its first slot: smaller is older */
     uint32_t n_reserved;          /* blocks */
@@ -106,6 +108,8 @@ struct request {
     uint32_t n_read;              /* positions from the cache or with retired ticks */
     uint32_t n_answer, n_sent;    /* ids generated; ids that went out in events */
     uint32_t *answer_ids;         /* [answer_room] arena: room for answer_limit from its slot on */
+    struct token_logprobs *logprobs; /* [logprob_room] arena: of ids n_sent .. n_answer, where they were asked for */
+    uint32_t logprob_room;
     uint32_t answer_room;
     int64_t admitted_ns, first_token_ns, last_token_ns, last_progress_ns;
     int throttled;                /* its client reads too slowly: not scheduled */
@@ -127,8 +131,10 @@ enum status request_show(struct request *r, const struct tokenizer *t, uint32_t 
 /* A resumed request, before it is handed over: goes over the ids that its client has, so that what was held back is held back
  * again and what was shown is not shown again. BAD_REQUEST: they are no beginning of an answer. */
 enum status request_take_up(struct request *r, const struct tokenizer *t, struct error *err);
-/* Room for answer_limit ids: when the request gets its slot, so that those who wait hold none. */
-enum status request_open_answer(struct request *r, struct error *err);
+/* Room for answer_limit ids and the logprobs of n_unsent: when the request gets its slot, so that those who wait hold none. */
+enum status request_open_answer(struct request *r, uint32_t n_unsent, struct error *err);
+/* Words of its OPEN's biases and ids, when n_known positions of it may be in the cache. */
+uint32_t request_open_words(const struct request *r, uint32_t n_known);
 const char *request_state_name(enum request_state s);
 
 #endif

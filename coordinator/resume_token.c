@@ -33,6 +33,16 @@ static int add(EVP_MD_CTX *h, const void *data, size_t len)
     return EVP_DigestUpdate(h, &n, sizeof n) && (len == 0 || EVP_DigestUpdate(h, data, len));
 }
 
+/* n_prompt and n_bias follow from the rest. */
+static int add_extras(EVP_MD_CTX *h, const struct request *r)
+{
+    const struct sampler_params *s = &r->sampler;
+    const float floats[] = {s->repeat_penalty, s->presence_penalty, s->frequency_penalty, s->typical_p};
+    const uint32_t ints[] = {s->repeat_last_n, s->n_top};
+    return add(h, floats, sizeof floats) && add(h, ints, sizeof ints) &&
+           add(h, r->bias_ids, s->n_bias * sizeof *r->bias_ids) && add(h, r->bias_bits, s->n_bias * sizeof *r->bias_bits);
+}
+
 static int add_request(EVP_MD_CTX *h, const struct resume_key *k, const struct request *r)
 {
     const int32_t flags[] = {r->ignore_eos != 0, r->no_cache != 0, (int32_t)r->n_stops};
@@ -40,7 +50,7 @@ static int add_request(EVP_MD_CTX *h, const struct resume_key *k, const struct r
     int ok = add(h, k->model_hash, sizeof k->model_hash) && add(h, r->id, strlen(r->id)) &&
              add(h, r->client, strlen(r->client)) && add(h, &s->temperature, sizeof s->temperature) &&
              add(h, &s->top_p, sizeof s->top_p) && add(h, &s->min_p, sizeof s->min_p) && add(h, &s->top_k, sizeof s->top_k) &&
-             add(h, &s->seed, sizeof s->seed) && add(h, &r->max_tokens, sizeof r->max_tokens) && add(h, flags, sizeof flags);
+             add(h, &s->seed, sizeof s->seed) && add_extras(h, r) && add(h, &r->max_tokens, sizeof r->max_tokens) && add(h, flags, sizeof flags);
     for (uint32_t i = 0; ok && i < r->n_stops; i++)
         ok = add(h, r->stops[i].data, r->stops[i].len);
     return ok && add(h, r->prompt_ids, r->n_prompt * sizeof *r->prompt_ids);

@@ -85,7 +85,7 @@ static enum status create_plans(struct worker *w)
     const uint32_t blocks = w->loaded.n_blocks < MIN_WORDS ? MIN_WORDS : w->loaded.n_blocks > MAX_WORDS ? MAX_WORDS : w->loaded.n_blocks;
     for (uint32_t i = 0; i < a->window + 1; i++) {
         struct plan *p;
-        TRY(plan_create(4 * a->slots + 16, a->max_rows, a->max_rows + blocks, &p));
+        TRY(plan_create(4 * a->slots + 16, a->max_rows, a->max_rows + blocks + PLAN_OPEN_WORDS, &p));
         pthread_mutex_lock(&w->lock);
         w->pool[w->n_pool++] = w->free_plans[w->n_free++] = p;
         pthread_mutex_unlock(&w->lock);

@@ -1,9 +1,64 @@
 #include "common/wire/plan.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/check.h"
+
+/* --- samplers ----------------------------------------------------------------------------------------------------------- */
+
+static const float MAX_BIAS = 100;
+
+int sampler_has_fault(const struct sampler_params *s, struct sampler_fault *out)
+{
+    const struct {
+        struct sampler_fault f;
+        int off; /* a value beside the range that says so */
+    } params[] = {
+        {{"repeat_penalty", (double)s->repeat_penalty, 0.01, 100}, s->repeat_penalty == 0},
+        {{"presence_penalty", (double)s->presence_penalty, -2, 2}, 0},
+        {{"frequency_penalty", (double)s->frequency_penalty, -2, 2}, 0},
+        {{"typical_p", (double)s->typical_p, 0, 1}, 0},
+        {{"top_logprobs", (double)s->n_top - 1, 0, MAX_TOP_LOGPROBS}, s->n_top == 0},
+        {{"logit_bias", (double)s->n_bias, 0, MAX_BIASES}, 0},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(params); i++) {
+        const struct sampler_fault *f = &params[i].f;
+        if (params[i].off || (f->value >= f->min && f->value <= f->max))
+            continue;
+        *out = *f;
+        return 1;
+    }
+    return 0;
+}
+
+int sampler_bias_is_allowed(float bias)
+{
+    return bias >= -MAX_BIAS && bias <= MAX_BIAS;
+}
+
+int sampler_repeats(const struct sampler_params *s)
+{
+    return s->repeat_penalty != 0 && s->repeat_penalty != 1;
+}
+
+int sampler_counts_answer(const struct sampler_params *s)
+{
+    return s->presence_penalty != 0 || s->frequency_penalty != 0;
+}
+
+uint32_t sampler_history(const struct sampler_params *s, uint32_t length)
+{
+    uint32_t repeat = 0, answer = 0;
+    if (sampler_repeats(s))
+        repeat = s->repeat_last_n && s->repeat_last_n < length ? s->repeat_last_n : length;
+    if (sampler_counts_answer(s) && length > s->n_prompt)
+        answer = length - s->n_prompt;
+    return repeat > answer ? repeat : answer;
+}
+
+/* --- plans -------------------------------------------------------------------------------------------------------------- */
 
 enum status plan_create(uint32_t max_ops, uint32_t max_runs, uint32_t max_words, struct plan **out)
 {
@@ -73,13 +128,32 @@ static uint32_t add_words(struct plan *p, const uint32_t *words, uint32_t n)
     return at;
 }
 
+enum status plan_add_open(struct plan *p, const struct plan_op *op, const uint32_t *blocks, const uint32_t *ids,
+                          const uint32_t *bias_ids, const uint32_t *bias_bits)
+{
+    const uint64_t n_words = (uint64_t)op->n_blocks + op->n_ids + 2ull * op->sampler.n_bias;
+    if (p->n_ops == p->max_ops || n_words > p->max_words - p->n_words)
+        return STATUS_FULL;
+    struct plan_op *to = &p->ops[p->n_ops++];
+    *to = *op;
+    to->first_block = add_words(p, blocks, op->n_blocks);
+    to->first_id = add_words(p, ids, op->n_ids);
+    to->first_bias = add_words(p, bias_ids, op->sampler.n_bias);
+    add_words(p, bias_bits, op->sampler.n_bias);
+    return STATUS_OK;
+}
+
 enum status plan_add_op(struct plan *p, const struct plan_op *op, const uint32_t *blocks)
 {
-    if (p->n_ops == p->max_ops || !words_fit(p, op->n_blocks))
-        return STATUS_FULL;
-    p->ops[p->n_ops] = *op;
-    p->ops[p->n_ops++].first_block = add_words(p, blocks, op->n_blocks);
-    return STATUS_OK;
+    ASSERT(op->n_ids == 0 && op->sampler.n_bias == 0);
+    return plan_add_open(p, op, blocks, NULL, NULL, NULL);
+}
+
+struct logit_bias plan_bias(const struct plan *p, const struct plan_op *op, uint32_t i)
+{
+    struct logit_bias b = {.id = p->words[op->first_bias + i]};
+    memcpy(&b.bias, &p->words[op->first_bias + op->sampler.n_bias + i], sizeof b.bias);
+    return b;
 }
 
 enum status plan_add_run(struct plan *p, const struct plan_run *run, const uint32_t *ids)
@@ -107,10 +181,31 @@ static int inside(uint32_t first, uint32_t n, uint32_t total)
     return first <= total && n <= total - first;
 }
 
-static enum status check_op(const struct plan *p, uint32_t i, struct error *err)
+static enum status check_sampler(const struct plan *p, uint32_t i, struct error *err)
 {
     const struct plan_op *op = &p->ops[i];
     const struct sampler_params *s = &op->sampler;
+    struct sampler_fault f;
+    if (!(s->temperature >= 0) || !(s->top_p >= 0 && s->top_p <= 1) || !(s->min_p >= 0 && s->min_p <= 1) ||
+        s->temperature > 1e6f)
+        return error_set(err, STATUS_PROTOCOL, "op %u: sampler out of range", i);
+    if (sampler_has_fault(s, &f))
+        return error_set(err, STATUS_PROTOCOL, "op %u: %s %g", i, f.name, f.value);
+    if (!inside(op->first_id, op->n_ids, p->n_words) || !inside(op->first_bias, 2 * s->n_bias, p->n_words))
+        return error_set(err, STATUS_PROTOCOL, "op %u: ids [%u, +%u) and biases [%u, +%u) of %u words", i, op->first_id,
+                         op->n_ids, op->first_bias, 2 * s->n_bias, p->n_words);
+    if (op->n_ids != sampler_history(s, op->length))
+        return error_set(err, STATUS_PROTOCOL, "op %u: %u ids before position %u, its sampler needs %u", i, op->n_ids,
+                         op->length, sampler_history(s, op->length));
+    for (uint32_t k = 0; k < s->n_bias; k++)
+        if (!sampler_bias_is_allowed(plan_bias(p, op, k).bias))
+            return error_set(err, STATUS_PROTOCOL, "op %u: a bias of %g", i, (double)plan_bias(p, op, k).bias);
+    return STATUS_OK;
+}
+
+static enum status check_op(const struct plan *p, uint32_t i, struct error *err)
+{
+    const struct plan_op *op = &p->ops[i];
     if (op->kind < OP_OPEN || op->kind > OP_CLOSE)
         return error_set(err, STATUS_PROTOCOL, "op %u: kind %d is unknown", i, (int)op->kind);
     if (op->seq == 0)
@@ -118,10 +213,7 @@ static enum status check_op(const struct plan *p, uint32_t i, struct error *err)
     if (!inside(op->first_block, op->n_blocks, p->n_words))
         return error_set(err, STATUS_PROTOCOL, "op %u: blocks [%u, +%u) of %u words", i, op->first_block, op->n_blocks,
                          p->n_words);
-    if (op->kind == OP_OPEN && (!(s->temperature >= 0) || !(s->top_p >= 0 && s->top_p <= 1) ||
-                                !(s->min_p >= 0 && s->min_p <= 1) || s->temperature > 1e6f))
-        return error_set(err, STATUS_PROTOCOL, "op %u: sampler out of range", i);
-    return STATUS_OK;
+    return op->kind == OP_OPEN ? check_sampler(p, i, err) : STATUS_OK;
 }
 
 static enum status check_run(const struct plan *p, uint32_t i, uint64_t *n_rows, struct error *err)
@@ -164,8 +256,9 @@ enum status result_create(uint32_t max_runs, struct result **out)
     if (!r)
         return STATUS_OUT_OF_MEMORY;
     r->runs = calloc(max_runs ? max_runs : 1, sizeof *r->runs);
-    if (!r->runs) {
-        free(r);
+    r->tops = calloc((size_t)max_runs * MAX_TOP_LOGPROBS + 1, sizeof *r->tops);
+    if (!r->runs || !r->tops) {
+        result_destroy(r);
         return STATUS_OUT_OF_MEMORY;
     }
     r->max_runs = max_runs;
@@ -178,5 +271,21 @@ void result_destroy(struct result *r)
     if (!r)
         return;
     free(r->runs);
+    free(r->tops);
     free(r);
+}
+
+enum status result_copy(struct result *to, const struct result *from)
+{
+    const struct result room = *to;
+    if (from->n_runs > room.max_runs)
+        return STATUS_FULL;
+    *to = *from;
+    to->runs = room.runs;
+    to->tops = room.tops;
+    to->max_runs = room.max_runs;
+    memcpy(to->runs, from->runs, from->n_runs * sizeof *to->runs);
+    for (uint32_t i = 0; i < from->n_runs; i++)
+        memcpy(result_tops(to, i), result_tops(from, i), from->runs[i].n_top * sizeof *to->tops);
+    return STATUS_OK;
 }

@@ -11,24 +11,61 @@
 #ifndef SLUICE_COMMON_WIRE_PLAN_H
 #define SLUICE_COMMON_WIRE_PLAN_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/error.h"
 
-enum { WIRE_VERSION = 2 };
-enum { MAX_TOP_K = 1024 };
+enum { WIRE_VERSION = 3 };
+enum { MAX_TOP_K = 1024, MAX_BIASES = 1024, MAX_TOP_LOGPROBS = 20 };
+/* Words of biases and ids that the OPENs of one plan have in all, at most. */
+enum { PLAN_OPEN_WORDS = 256 << 10 };
 
-/* How the last stage draws the next id of a sequence. */
+/* How the last stage draws the next id of a sequence. All zero is greedy with nothing else on, but for top_p. */
 struct sampler_params {
-    float temperature; /* 0: greedy (ties: the lowest id) */
-    float top_p;       /* 1: off */
-    float min_p;       /* 0: off */
-    uint32_t top_k;    /* 0: off */
-    uint64_t seed;     /* the draw for position p depends on (seed, p) alone */
+    float temperature;       /* 0: greedy (ties: the lowest id) */
+    float top_p;             /* 1: off */
+    float min_p;             /* 0: off */
+    uint32_t top_k;          /* 0: off */
+    uint64_t seed;           /* the draw for position p depends on (seed, p) and, with penalties, on the ids before it */
+    float repeat_penalty;    /* 1 or 0: off; of ids in the prompt and in the answer */
+    float presence_penalty;  /* 0: off; of ids in the answer */
+    float frequency_penalty; /* 0: off; the same, times their number */
+    float typical_p;         /* 1 or 0: off */
+    uint32_t repeat_last_n;  /* repeat_penalty looks at so many ids, the newest; 0: at all */
+    uint32_t n_prompt;       /* position of the answer's first id */
+    uint32_t n_bias;         /* at most MAX_BIASES */
+    uint32_t n_top;          /* 0: no logprobs; else 1 + the number of alternatives */
 };
 
+struct logit_bias {
+    uint32_t id;
+    float bias; /* added to the logit */
+};
+
+/* Of the model's own distribution: what bias, penalties and temperature make of it has no part in it. */
+struct top_logprob {
+    uint32_t id;
+    float logprob;
+};
+
+/* A parameter whose value is not allowed. */
+struct sampler_fault {
+    const char *name;
+    double value, min, max;
+};
+
+/* 1, and *out: repeat, presence and frequency penalty, typical_p or the number of logprobs is out of its range. */
+int sampler_has_fault(const struct sampler_params *s, struct sampler_fault *out);
+int sampler_bias_is_allowed(float bias); /* -100 to 100 */
+int sampler_repeats(const struct sampler_params *s);      /* repeat_penalty is on */
+int sampler_counts_answer(const struct sampler_params *s); /* presence_penalty or frequency_penalty is on */
+/* So many of the ids before position `length`, the newest, the draws from there on depend on. Grows with length. */
+uint32_t sampler_history(const struct sampler_params *s, uint32_t length);
+
 enum plan_op_kind {
-    OP_OPEN = 1,     /* seq starts: slot, sampler, length = start position, its blocks */
+    OP_OPEN = 1,     /* seq starts: slot, sampler with its biases, length = start position, its blocks; the newest
+                      * sampler_history(length) ids before it */
     OP_APPEND = 2,   /* seq gets more blocks */
     OP_TRUNCATE = 3, /* seq's length becomes `length` */
     OP_CLOSE = 4,    /* seq ends; its blocks may be named by later plans */
@@ -40,6 +77,8 @@ struct plan_op {
     uint32_t slot;
     uint32_t length;
     uint32_t first_block, n_blocks; /* in words[] */
+    uint32_t first_id, n_ids;       /* the same; OPEN */
+    uint32_t first_bias;            /* the same; sampler.n_bias ids, then as many floats by their bits */
     struct sampler_params sampler;
 };
 
@@ -80,7 +119,12 @@ enum status plan_create(uint32_t max_ops, uint32_t max_runs, uint32_t max_words,
 void plan_destroy(struct plan *p);
 void plan_reset(struct plan *p); /* empties it, keeps the memory */
 enum status plan_copy(struct plan *to, const struct plan *from);
+/* An op without ids and biases. */
 enum status plan_add_op(struct plan *p, const struct plan_op *op, const uint32_t *blocks);
+/* An OPEN with op->n_ids ids and op->sampler.n_bias biases: their ids and their values by bits. */
+enum status plan_add_open(struct plan *p, const struct plan_op *op, const uint32_t *blocks, const uint32_t *ids,
+                          const uint32_t *bias_ids, const uint32_t *bias_bits);
+struct logit_bias plan_bias(const struct plan *p, const struct plan_op *op, uint32_t i);
 enum status plan_add_run(struct plan *p, const struct plan_run *run, const uint32_t *ids);
 uint32_t plan_table_digest(const uint32_t *blocks, uint32_t n_blocks); /* FNV-1a over the numbers */
 /* Offsets, sums and enum values, against the message alone; a stage checks the rest against its state. */
@@ -93,6 +137,9 @@ struct result_run {
     uint32_t n_accepted;  /* rows that count; n today */
     int32_t id;           /* sampled id, or -1 (SAMPLE_NONE, or bad_logits) */
     uint32_t bad_logits;  /* the row's logits held a NaN or no finite value */
+    int has_logprob;      /* the sampler has n_top > 0 and there is an id */
+    float logprob;        /* of the id */
+    uint32_t n_top;       /* in tops[]: the best ids, ties by the lower id */
 };
 
 struct stage_timing {
@@ -110,9 +157,17 @@ struct result {
     uint64_t layer_counter;
     uint32_t n_runs, max_runs;
     struct result_run *runs; /* those of the plan, in its order */
+    struct top_logprob *tops; /* [max_runs * MAX_TOP_LOGPROBS]: those of run i from i * MAX_TOP_LOGPROBS on */
 };
+
+/* The alternatives of a run: runs[run].n_top of them. */
+static inline struct top_logprob *result_tops(const struct result *r, uint32_t run)
+{
+    return r->tops + (size_t)run * MAX_TOP_LOGPROBS;
+}
 
 enum status result_create(uint32_t max_runs, struct result **out);
 void result_destroy(struct result *r);
+enum status result_copy(struct result *to, const struct result *from); /* STATUS_FULL: more runs than there is room for */
 
 #endif

@@ -27,16 +27,22 @@ static void push(struct generate_call *g, struct queued_event q)
     g->queue[(g->head + g->n_queued++) % MAX_QUEUED] = q;
 }
 
+static void clear_text(struct generate_call *g)
+{
+    buf_clear(&g->text);
+    g->n_ids = g->n_logprobs = 0;
+    g->has_usage = 0;
+}
+
 static struct queued_event close_text(struct generate_call *g)
 {
     struct generate_event e = {.kind = GENERATE_TEXT, .text = {g->text.data, g->text.len}, .ids = g->ids, .n_ids = g->n_ids,
-                               .has_usage = g->has_usage, .usage = g->usage};
-    struct queued_event q = {inference_wire_pack_event(&e), GENERATE_TEXT, g->text.len, g->n_ids};
-    if (q.message) { /* else it stays open and is tried again */
-        buf_clear(&g->text);
-        g->n_ids = 0;
-        g->has_usage = 0;
-    }
+                               .logprobs = g->logprobs, .n_logprobs = g->n_logprobs, .has_usage = g->has_usage,
+                               .usage = g->usage};
+    struct queued_event q = {inference_wire_pack_event(&e), GENERATE_TEXT,
+                             g->text.len + g->n_logprobs * sizeof *g->logprobs, g->n_ids};
+    if (q.message) /* else it stays open and is tried again */
+        clear_text(g);
     return q;
 }
 
@@ -58,42 +64,56 @@ static grpc_byte_buffer *pull(struct rpc_call *c)
     } else if (text_is_open(g)) {
         q = close_text(g);
     }
-    g->out_bytes = q.message ? q.text_bytes : 0;
+    g->out_bytes = q.message ? q.bytes : 0;
     g->out_ids = q.message ? q.n_ids : 0;
     return q.message;
 }
 
-static int ids_fit(struct generate_call *g, size_t n)
+/* Room for n more of an array's items; array: the address of its pointer. */
+static int grow(void *array, size_t item_bytes, size_t n_now, size_t n, size_t *max_n)
 {
-    if (n <= g->max_ids - g->n_ids)
+    void *old;
+    if (n <= *max_n - n_now)
         return 1;
-    size_t max = g->max_ids ? g->max_ids : 16;
-    while (max < g->n_ids + n)
+    size_t max = *max_n ? *max_n : 16;
+    while (max < n_now + n)
         max *= 2;
-    uint32_t *ids = realloc(g->ids, max * sizeof *ids);
-    if (!ids)
+    memcpy(&old, array, sizeof old);
+    void *new = realloc(old, max * item_bytes);
+    if (!new)
         return 0;
-    g->ids = ids;
-    g->max_ids = max;
+    memcpy(array, &new, sizeof new);
+    *max_n = max;
     return 1;
+}
+
+static int items_fit(struct generate_call *g, const struct generate_event *e)
+{
+    return grow(&g->ids, sizeof *g->ids, g->n_ids, e->n_ids, &g->max_ids) &&
+           grow(&g->logprobs, sizeof *g->logprobs, g->n_logprobs, e->n_logprobs, &g->max_logprobs);
 }
 
 static enum status queue_text(struct generate_call *g, const struct generate_event *e)
 {
+    const size_t bytes = e->text.len + e->n_logprobs * sizeof *e->logprobs;
+    ASSERT(e->n_logprobs == 0 || (e->n_logprobs == e->n_ids && g->n_logprobs == g->n_ids));
     /* Something is always taken when nothing waits, so that one large event cannot be refused for ever. */
-    if ((g->unsent_bytes || g->unsent_ids) && (g->unsent_bytes + e->text.len > MAX_UNSENT_BYTES ||
+    if ((g->unsent_bytes || g->unsent_ids) && (g->unsent_bytes + bytes > MAX_UNSENT_BYTES ||
                                                g->unsent_ids + e->n_ids > MAX_UNSENT_IDS))
         return STATUS_FULL;
-    if (!ids_fit(g, e->n_ids) || buf_append(&g->text, e->text.data, e->text.len) != STATUS_OK)
+    if (!items_fit(g, e) || buf_append(&g->text, e->text.data, e->text.len) != STATUS_OK)
         return STATUS_OUT_OF_MEMORY;
     if (e->n_ids)
         memcpy(g->ids + g->n_ids, e->ids, e->n_ids * sizeof *e->ids);
+    if (e->n_logprobs)
+        memcpy(g->logprobs + g->n_logprobs, e->logprobs, e->n_logprobs * sizeof *e->logprobs);
     if (e->has_usage) {
         g->has_usage = 1;
         g->usage = e->usage;
     }
     g->n_ids += e->n_ids;
-    g->unsent_bytes += e->text.len;
+    g->n_logprobs += e->n_logprobs;
+    g->unsent_bytes += bytes;
     g->unsent_ids += e->n_ids;
     return STATUS_OK;
 }
@@ -129,9 +149,7 @@ static void drop_queue(struct generate_call *g)
         grpc_byte_buffer_destroy(g->queue[g->head].message);
         g->head = (g->head + 1) % MAX_QUEUED;
     }
-    buf_clear(&g->text);
-    g->n_ids = 0;
-    g->has_usage = 0;
+    clear_text(g);
     g->unsent_bytes = g->out_bytes;
     g->unsent_ids = g->out_ids;
 }
@@ -209,6 +227,7 @@ static void destroy(struct rpc_call *c)
     struct generate_call *g = GENERATE_OF(c);
     buf_fini(&g->text);
     free(g->ids);
+    free(g->logprobs);
     rpc_call_fini(c);
     free(g);
 }

@@ -3,7 +3,7 @@
  * Purpose    Turns the service's events into messages with a bounded queue in front of the one send the core allows.
  * Ownership  As struct rpc_call; the queue is emptied when the call closes.
  * Threading  base.lock guards the queue.
- * Invariants unsent_bytes and unsent_ids are the sums over TEXT events that are open, queued or being sent; of other
+ * Invariants unsent_bytes (of text and logprobs) and unsent_ids are the sums over TEXT events that are open, queued or being sent; of other
  *            events at most MAX_QUEUED wait.
  */
 #ifndef SLUICE_RPC_GRPC_GENERATE_CALL_H
@@ -18,7 +18,7 @@ enum { MAX_QUEUED = 16, MAX_UNSENT_BYTES = 256 << 10, MAX_UNSENT_IDS = 4096 };
 struct queued_event {
     grpc_byte_buffer *message;
     enum generate_event_kind kind;
-    size_t text_bytes, n_ids;
+    size_t bytes, n_ids; /* of unsent_bytes and unsent_ids */
 };
 
 struct generate_call {
@@ -31,7 +31,8 @@ struct generate_call {
     size_t out_bytes, out_ids; /* of the message being sent */
     struct buf text;           /* the open TEXT event */
     uint32_t *ids;
-    size_t n_ids, max_ids;
+    struct token_logprobs *logprobs; /* [n_ids] where they were asked for */
+    size_t n_ids, max_ids, n_logprobs, max_logprobs;
     int has_usage;             /* of the open TEXT event */
     struct usage usage;
     size_t unsent_bytes, unsent_ids;

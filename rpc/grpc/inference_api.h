@@ -50,7 +50,9 @@ struct generate_request {
     struct bytes text, chat_json;
     const uint32_t *ids;
     size_t n_ids;
-    struct sampler_params sampler;
+    struct sampler_params sampler; /* n_prompt and n_bias are the coordinator's to set */
+    const struct logit_bias *bias; /* [n_bias], at most MAX_BIASES */
+    size_t n_bias;
     int has_seed;                 /* else the coordinator draws one and tells it */
     int64_t max_tokens;           /* -1: to the end of the context */
     struct bytes stop[MAX_STOPS];
@@ -62,6 +64,15 @@ struct generate_request {
                                    * "key-" and a hash of the bearer, else generate_call_peer: never to be checked again */
     struct generate_resume resume;
     int no_cache;                 /* cache_prompt: false */
+};
+
+/* What the model gave an id of the answer, and its best alternatives (sampler.n_top - 1 of them; the id may be among them). */
+struct token_logprobs {
+    uint32_t id;
+    float logprob; /* natural; of the model's own distribution: before bias, penalties and temperature */
+    uint32_t n_top;
+    uint32_t top_ids[MAX_TOP_LOGPROBS]; /* by logit, ties by the lower id */
+    float top_logprobs[MAX_TOP_LOGPROBS];
 };
 
 enum finish_reason { FINISH_NONE = 0, FINISH_STOP = 1, FINISH_LENGTH = 2 };
@@ -83,6 +94,8 @@ struct generate_event {
     struct bytes text;
     const uint32_t *ids;                     /* TEXT: answer ids; ACCEPTED: the prompt's */
     size_t n_ids;
+    const struct token_logprobs *logprobs;   /* TEXT: of the ids, in their order, where sampler.n_top asked for them */
+    size_t n_logprobs;                       /* n_ids, or 0 */
     enum finish_reason finish;
     struct bytes stop_text;                  /* DONE: the stop string that matched, or "" */
     int has_usage;                           /* TEXT: the first of an answer, with what it took until then */
@@ -122,7 +135,7 @@ void generate_call_set_data(struct generate_call *c, void *data); /* the service
 void *generate_call_data(const struct generate_call *c);
 int generate_call_trusted(const struct generate_call *c);          /* the peer showed the secret */
 const char *generate_call_peer(const struct generate_call *c);     /* "ipv4:127.0.0.1" without the port */
-/* Queues an event. While a send is under way TEXT events join into one. STATUS_FULL: over 256 KiB or 4,096 ids are unsent
+/* Queues an event. While a send is under way TEXT events join into one. STATUS_FULL: over 256 KiB (of text and logprobs) or 4,096 ids are unsent
  * (nothing was queued). STATUS_CLOSED: the client is gone. */
 enum status generate_call_send(struct generate_call *c, const struct generate_event *e);
 size_t generate_call_unsent_bytes(const struct generate_call *c);

@@ -1,6 +1,7 @@
 #include "rpc/grpc/inference_wire.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/check.h"
@@ -64,14 +65,24 @@ enum status inference_wire_pack_request(const struct generate_request *r, grpc_b
     Sluice__V1__Resume resume = SLUICE__V1__RESUME__INIT;
     Sluice__V1__Usage usage;
     Sluice__V1__Sampler sampler;
+    struct sampler_params params = r->sampler;
+    uint32_t bias_ids[MAX_BIASES];
+    float bias[MAX_BIASES];
     ProtobufCBinaryData stop[MAX_STOPS];
     if (r->n_stops > MAX_STOPS)
         return error_param(err, STATUS_BAD_REQUEST, "stop", "", "%u stop strings, at most %d", r->n_stops, MAX_STOPS);
+    if (r->n_bias > MAX_BIASES)
+        return error_param(err, STATUS_BAD_REQUEST, "logit_bias", "", "%zu biases, at most %d", r->n_bias, MAX_BIASES);
     sluice__v1__generate_request__init(&m);
     TRY(pack_prompt(r, &m, &ids, err));
     m.request_id = pb_bytes(r->request_id);
     m.attempt = r->attempt;
-    sampler_pack(&r->sampler, r->has_seed, &sampler);
+    params.n_bias = (uint32_t)r->n_bias;
+    for (size_t i = 0; i < r->n_bias; i++) {
+        bias_ids[i] = r->bias[i].id;
+        bias[i] = r->bias[i].bias;
+    }
+    sampler_pack(&params, r->has_seed, bias_ids, bias, &sampler);
     m.sampler = &sampler;
     m.limit_case = SLUICE__V1__GENERATE_REQUEST__LIMIT_MAX_TOKENS;
     m.max_tokens = r->max_tokens;
@@ -153,10 +164,24 @@ static enum status unpack_stops(const Sluice__V1__GenerateRequest *m, struct gen
     return STATUS_OK;
 }
 
+static enum status unpack_sampler(const Sluice__V1__Sampler *m, struct arena *a, struct generate_request *r, struct error *err)
+{
+    TRY(sampler_unpack(m, &r->sampler, &r->has_seed, err));
+    if (!r->sampler.n_bias)
+        return STATUS_OK;
+    struct logit_bias *bias = arena_array(a, r->sampler.n_bias, sizeof *bias);
+    if (!bias)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for %u biases", r->sampler.n_bias);
+    r->n_bias = r->sampler.n_bias;
+    r->bias = bias;
+    for (size_t i = 0; i < r->n_bias; i++)
+        bias[i] = (struct logit_bias){.id = m->bias_ids[i], .bias = m->bias[i]};
+    return STATUS_OK;
+}
+
 static enum status unpack_numbers(const Sluice__V1__GenerateRequest *m, struct generate_request *r, struct error *err)
 {
     r->attempt = m->attempt;
-    TRY(sampler_unpack(m->sampler, &r->sampler, &r->has_seed, err));
     r->max_tokens = m->limit_case == SLUICE__V1__GENERATE_REQUEST__LIMIT_MAX_TOKENS ? m->max_tokens : -1;
     if (r->max_tokens < -1)
         return error_param(err, STATUS_BAD_REQUEST, "max_tokens", "", "max_tokens %lld, allowed are -1 and up",
@@ -206,12 +231,13 @@ enum status inference_wire_unpack_request(const void *data, size_t len, struct a
     struct generate_request r = {0};
     Sluice__V1__GenerateRequest *m = message_unpack(&sluice__v1__generate_request__descriptor, a, data, len);
     if (!m)
-        return error_set(err, STATUS_BAD_REQUEST, "%zu bytes are no GenerateRequest", len);
+        return error_set(err, message_why(a), "%zu bytes are no GenerateRequest", len);
     r.request_id = bytes_pb(m->request_id);
     r.client = bytes_pb(m->client);
     TRY(check_name(r.request_id, "request_id", MAX_REQUEST_ID, err));
     TRY(check_name(r.client, "client", MAX_CLIENT_BYTES, err));
     TRY(unpack_prompt(m, &r, err));
+    TRY(unpack_sampler(m->sampler, a, &r, err));
     TRY(unpack_numbers(m, &r, err));
     TRY(unpack_stops(m, &r, err));
     TRY(unpack_resume(m, &r, err));
@@ -248,9 +274,32 @@ static grpc_byte_buffer *pack_progress(const struct generate_event *e, Sluice__V
     return message_pack(&m->base);
 }
 
+/* In one block: pointers first, then messages. */
+static Sluice__V1__TokenLogprobs **list_logprobs(const struct token_logprobs *from, size_t n)
+{
+    Sluice__V1__TokenLogprobs **list = malloc(n * (sizeof *list + sizeof **list)), *m = (void *)(list + n);
+    for (size_t i = 0; list && i < n; i++) {
+        sluice__v1__token_logprobs__init(&m[i]);
+        m[i].id = from[i].id;
+        m[i].logprob = from[i].logprob;
+        m[i].top_ids = (uint32_t *)(uintptr_t)from[i].top_ids;
+        m[i].top_logprobs = (float *)(uintptr_t)from[i].top_logprobs;
+        m[i].n_top_ids = m[i].n_top_logprobs = from[i].n_top;
+        list[i] = &m[i];
+    }
+    return list;
+}
+
+/* NULL: no memory. */
 static grpc_byte_buffer *pack_text(const struct generate_event *e, Sluice__V1__GenerateEvent *m)
 {
     Sluice__V1__Text t = SLUICE__V1__TEXT__INIT;
+    if (e->n_logprobs) {
+        t.logprobs = list_logprobs(e->logprobs, e->n_logprobs);
+        t.n_logprobs = e->n_logprobs;
+        if (!t.logprobs)
+            return NULL;
+    }
     t.text = pb_bytes(e->text);
     t.ids = (uint32_t *)(uintptr_t)e->ids;
     t.n_ids = e->n_ids;
@@ -261,7 +310,9 @@ static grpc_byte_buffer *pack_text(const struct generate_event *e, Sluice__V1__G
     }
     m->event_case = SLUICE__V1__GENERATE_EVENT__EVENT_TEXT;
     m->text = &t;
-    return message_pack(&m->base);
+    grpc_byte_buffer *b = message_pack(&m->base);
+    free(t.logprobs);
+    return b;
 }
 
 static grpc_byte_buffer *pack_done(const struct generate_event *e, Sluice__V1__GenerateEvent *m)
@@ -317,6 +368,45 @@ static void unpack_done(const Sluice__V1__Done *d, struct generate_event *e)
         e->usage = usage_pb(d->usage);
 }
 
+static enum status unpack_logprobs(const Sluice__V1__Text *t, struct arena *a, struct generate_event *e, struct error *err)
+{
+    if (!t->n_logprobs)
+        return STATUS_OK;
+    struct token_logprobs *to = t->n_logprobs == t->n_ids ? arena_array(a, t->n_logprobs, sizeof *to) : NULL;
+    if (!to)
+        return error_set(err, t->n_logprobs == t->n_ids ? STATUS_OUT_OF_MEMORY : STATUS_PROTOCOL, "logprobs of %zu of %zu ids",
+                         t->n_logprobs, t->n_ids);
+    for (size_t i = 0; i < t->n_logprobs; i++) {
+        const Sluice__V1__TokenLogprobs *m = t->logprobs[i];
+        if (m->n_top_ids > MAX_TOP_LOGPROBS || m->n_top_ids != m->n_top_logprobs)
+            return error_set(err, STATUS_PROTOCOL, "%zu alternatives with %zu logprobs, at most %d", m->n_top_ids,
+                             m->n_top_logprobs, MAX_TOP_LOGPROBS);
+        memset(&to[i], 0, sizeof to[i]);
+        to[i].id = m->id;
+        to[i].logprob = m->logprob;
+        to[i].n_top = (uint32_t)m->n_top_ids;
+        for (uint32_t k = 0; k < to[i].n_top; k++) {
+            to[i].top_ids[k] = m->top_ids[k];
+            to[i].top_logprobs[k] = m->top_logprobs[k];
+        }
+    }
+    e->logprobs = to;
+    e->n_logprobs = t->n_logprobs;
+    return STATUS_OK;
+}
+
+static enum status unpack_text(const Sluice__V1__Text *t, struct arena *a, struct generate_event *e, struct error *err)
+{
+    e->kind = GENERATE_TEXT;
+    e->text = bytes_pb(t->text);
+    e->ids = t->ids;
+    e->n_ids = t->n_ids;
+    e->has_usage = t->usage != NULL;
+    if (e->has_usage)
+        e->usage = usage_pb(t->usage);
+    return unpack_logprobs(t, a, e, err);
+}
+
 enum status inference_wire_unpack_event(const void *data, size_t len, struct arena *a, struct generate_event *out,
                                         struct error *err)
 {
@@ -335,13 +425,7 @@ enum status inference_wire_unpack_event(const void *data, size_t len, struct are
         e.prompt_tokens = m->progress->prompt_tokens;
         break;
     case SLUICE__V1__GENERATE_EVENT__EVENT_TEXT:
-        e.kind = GENERATE_TEXT;
-        e.text = bytes_pb(m->text->text);
-        e.ids = m->text->ids;
-        e.n_ids = m->text->n_ids;
-        e.has_usage = m->text->usage != NULL;
-        if (e.has_usage)
-            e.usage = usage_pb(m->text->usage);
+        TRY(unpack_text(m->text, a, &e, err));
         break;
     case SLUICE__V1__GENERATE_EVENT__EVENT_DONE:
         unpack_done(m->done, &e);

@@ -2,7 +2,8 @@
 
 #include <math.h>
 
-void sampler_pack(const struct sampler_params *s, int has_seed, Sluice__V1__Sampler *out)
+void sampler_pack(const struct sampler_params *s, int has_seed, const uint32_t *bias_ids, const float *bias,
+                  Sluice__V1__Sampler *out)
 {
     sluice__v1__sampler__init(out);
     out->temperature = s->temperature;
@@ -10,6 +11,16 @@ void sampler_pack(const struct sampler_params *s, int has_seed, Sluice__V1__Samp
     out->top_p = s->top_p;
     out->min_p = s->min_p;
     out->top_k = s->top_k;
+    out->repeat_penalty = s->repeat_penalty;
+    out->presence_penalty = s->presence_penalty;
+    out->frequency_penalty = s->frequency_penalty;
+    out->typical_p = s->typical_p;
+    out->repeat_last_n = s->repeat_last_n;
+    out->n_prompt = s->n_prompt;
+    out->n_top = s->n_top;
+    out->n_bias_ids = out->n_bias = s->n_bias;
+    out->bias_ids = (uint32_t *)(uintptr_t)bias_ids;
+    out->bias = (float *)(uintptr_t)bias;
     if (has_seed) {
         out->seed_choice_case = SLUICE__V1__SAMPLER__SEED_CHOICE_SEED;
         out->seed = s->seed;
@@ -20,6 +31,35 @@ static enum status check(float value, float max, const char *name, struct error 
 {
     if (!isfinite(value) || value < 0 || value > max)
         return error_param(err, STATUS_BAD_REQUEST, name, "", "%s %g, allowed are 0 to %g", name, (double)value, (double)max);
+    return STATUS_OK;
+}
+
+static enum status check_bias(const Sluice__V1__Sampler *m, struct error *err)
+{
+    if (m->n_bias_ids != m->n_bias || m->n_bias > MAX_BIASES)
+        return error_param(err, STATUS_BAD_REQUEST, "logit_bias", "", "%zu biases of %zu ids, at most %d", m->n_bias,
+                           m->n_bias_ids, MAX_BIASES);
+    for (size_t i = 0; i < m->n_bias; i++)
+        if (!sampler_bias_is_allowed(m->bias[i]))
+            return error_param(err, STATUS_BAD_REQUEST, "logit_bias", "", "logit_bias %g of id %u, allowed are -100 to 100",
+                               (double)m->bias[i], m->bias_ids[i]);
+    return STATUS_OK;
+}
+
+static enum status unpack_more(const Sluice__V1__Sampler *m, struct sampler_params *s, struct error *err)
+{
+    struct sampler_fault f;
+    TRY(check_bias(m, err));
+    s->repeat_penalty = m->repeat_penalty;
+    s->presence_penalty = m->presence_penalty;
+    s->frequency_penalty = m->frequency_penalty;
+    s->typical_p = m->typical_p;
+    s->repeat_last_n = m->repeat_last_n;
+    s->n_prompt = m->n_prompt;
+    s->n_top = m->n_top;
+    s->n_bias = (uint32_t)m->n_bias;
+    if (sampler_has_fault(s, &f))
+        return error_param(err, STATUS_BAD_REQUEST, f.name, "", "%s %g, allowed are %g to %g", f.name, f.value, f.min, f.max);
     return STATUS_OK;
 }
 
@@ -38,6 +78,8 @@ enum status sampler_unpack(const Sluice__V1__Sampler *m, struct sampler_params *
     TRY(check(s.temperature, 1e6f, "temperature", err));
     TRY(check(s.top_p, 1, "top_p", err));
     TRY(check(s.min_p, 1, "min_p", err));
+    if (m)
+        TRY(unpack_more(m, &s, err));
     *has_seed = m && m->seed_choice_case == SLUICE__V1__SAMPLER__SEED_CHOICE_SEED;
     *out = s;
     return STATUS_OK;

@@ -138,18 +138,52 @@ static void pack_timing(const struct stage_timing *t, Sluice__V1__Timing *m)
     m->sent_bytes = t->sent_bytes;
 }
 
+static size_t count_tops(const struct result *r)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < r->n_runs; i++)
+        n += r->runs[i].n_top;
+    return n;
+}
+
+/* Where the next run's alternatives go. */
+struct tops_at {
+    uint32_t *ids;
+    float *logprobs;
+};
+
+static void pack_run(const struct result *r, uint32_t i, struct tops_at *at, Sluice__V1__ResultRun *m)
+{
+    const struct result_run *run = &r->runs[i];
+    const struct top_logprob *tops = result_tops(r, i);
+    sluice__v1__result_run__init(m);
+    m->seq = run->seq;
+    m->n_accepted = run->n_accepted;
+    m->id = run->id;
+    m->bad_logits = run->bad_logits != 0;
+    if (!run->has_logprob)
+        return;
+    m->logprob_choice_case = SLUICE__V1__RESULT_RUN__LOGPROB_CHOICE_LOGPROB;
+    m->logprob = run->logprob;
+    m->top_ids = at->ids;
+    m->top_logprobs = at->logprobs;
+    m->n_top_ids = m->n_top_logprobs = run->n_top;
+    for (uint32_t k = 0; k < run->n_top; k++) {
+        *at->ids++ = tops[k].id;
+        *at->logprobs++ = tops[k].logprob;
+    }
+}
+
 static enum status pack_result(struct stage_packer *k, const struct result *r, struct from_parts *f)
 {
     Sluice__V1__Result *m = &f->result;
-    TRY(stage_packer__reserve(k, r->n_runs * (sizeof(void *) + sizeof(Sluice__V1__ResultRun))));
+    const size_t n_tops = count_tops(r);
+    TRY(stage_packer__reserve(k, r->n_runs * (sizeof(void *) + sizeof(Sluice__V1__ResultRun)) + n_tops * 2 * sizeof(uint32_t)));
     Sluice__V1__ResultRun **pointers = k->memory, *runs = (void *)(pointers + r->n_runs);
+    struct tops_at at = {.ids = (void *)(runs + r->n_runs), .logprobs = (void *)((uint32_t *)(void *)(runs + r->n_runs) + n_tops)};
     sluice__v1__result__init(m);
     for (uint32_t i = 0; i < r->n_runs; i++) {
-        sluice__v1__result_run__init(&runs[i]);
-        runs[i].seq = r->runs[i].seq;
-        runs[i].n_accepted = r->runs[i].n_accepted;
-        runs[i].id = r->runs[i].id;
-        runs[i].bad_logits = r->runs[i].bad_logits != 0;
+        pack_run(r, i, &at, &runs[i]);
         pointers[i] = &runs[i];
     }
     m->session = r->session;
@@ -322,6 +356,23 @@ static void unpack_timing(const Sluice__V1__Timing *m, struct stage_timing *t)
                                .sent_bytes = m->sent_bytes};
 }
 
+static enum status fill_run(const Sluice__V1__ResultRun *m, uint32_t i, struct result *r, struct error *err)
+{
+    struct result_run *run = &r->runs[i];
+    *run = (struct result_run){.seq = m->seq, .n_accepted = m->n_accepted, .id = m->id, .bad_logits = m->bad_logits != 0,
+                               .has_logprob = m->logprob_choice_case == SLUICE__V1__RESULT_RUN__LOGPROB_CHOICE_LOGPROB,
+                               .logprob = m->logprob, .n_top = (uint32_t)m->n_top_ids};
+    if (run->seq == 0 || run->id < -1)
+        return error_set(err, STATUS_PROTOCOL, "run %u of a result: sequence %llu, id %d", i, (unsigned long long)run->seq,
+                         run->id);
+    if (m->n_top_ids != m->n_top_logprobs || m->n_top_ids > (run->has_logprob ? MAX_TOP_LOGPROBS : 0))
+        return error_set(err, STATUS_PROTOCOL, "run %u of a result: %zu alternatives with %zu logprobs", i, m->n_top_ids,
+                         m->n_top_logprobs);
+    for (uint32_t k = 0; k < run->n_top; k++)
+        result_tops(r, i)[k] = (struct top_logprob){.id = m->top_ids[k], .logprob = m->top_logprobs[k]};
+    return STATUS_OK;
+}
+
 static enum status fill_result(const Sluice__V1__Result *m, struct result *r, struct error *err)
 {
     if (m->n_runs > r->max_runs)
@@ -338,13 +389,8 @@ static enum status fill_result(const Sluice__V1__Result *m, struct result *r, st
         unpack_timing(m->timing, &r->timing);
     r->layer_counter = m->layer_counter;
     r->n_runs = (uint32_t)m->n_runs;
-    for (uint32_t i = 0; i < r->n_runs; i++) {
-        r->runs[i] = (struct result_run){
-            .seq = m->runs[i]->seq, .n_accepted = m->runs[i]->n_accepted, .id = m->runs[i]->id, .bad_logits = m->runs[i]->bad_logits != 0};
-        if (r->runs[i].seq == 0 || r->runs[i].id < -1)
-            return error_set(err, STATUS_PROTOCOL, "run %u of a result: sequence %llu, id %d", i,
-                             (unsigned long long)r->runs[i].seq, r->runs[i].id);
-    }
+    for (uint32_t i = 0; i < r->n_runs; i++)
+        TRY(fill_run(m->runs[i], i, r, err));
     return STATUS_OK;
 }
 

@@ -20,8 +20,11 @@ static void pack_op(const struct plan *p, const struct plan_op *op, Sluice__V1__
     m->blocks = p->words + op->first_block;
     m->n_blocks = op->n_blocks;
     if (op->kind == OP_OPEN) {
-        sampler_pack(&op->sampler, 1, sampler);
+        const uint32_t *bias = p->words + op->first_bias;
+        sampler_pack(&op->sampler, 1, bias, (const float *)(const void *)(bias + op->sampler.n_bias), sampler);
         m->sampler = sampler;
+        m->ids = p->words + op->first_id;
+        m->n_ids = op->n_ids;
     }
 }
 
@@ -178,15 +181,21 @@ static enum status unpack_op(const Sluice__V1__PlanOp *m, uint32_t i, struct pla
 {
     struct plan_op op = {.kind = (enum plan_op_kind)m->kind, .seq = m->seq, .slot = m->slot, .length = m->length};
     int has_seed;
-    if (m->n_blocks > p->max_words)
-        return error_set(err, STATUS_PROTOCOL, "op %u: %zu blocks, at most %u words", i, m->n_blocks, p->max_words);
+    if (m->n_blocks > p->max_words || m->n_ids > p->max_words)
+        return error_set(err, STATUS_PROTOCOL, "op %u: %zu blocks and %zu ids, at most %u words", i, m->n_blocks, m->n_ids,
+                         p->max_words);
     op.n_blocks = (uint32_t)m->n_blocks;
+    op.n_ids = (uint32_t)m->n_ids;
+    if (op.kind != OP_OPEN && op.n_ids)
+        return error_set(err, STATUS_PROTOCOL, "op %u: %u ids, and it opens nothing", i, op.n_ids);
     if (op.kind == OP_OPEN && sampler_unpack(m->sampler, &op.sampler, &has_seed, err) != STATUS_OK) {
         if (err)
             err->status = STATUS_PROTOCOL;
         return STATUS_PROTOCOL;
     }
-    if (plan_add_op(p, &op, m->blocks) != STATUS_OK)
+    const Sluice__V1__Sampler *s = op.kind == OP_OPEN ? m->sampler : NULL;
+    if (plan_add_open(p, &op, m->blocks, m->ids, s ? s->bias_ids : NULL, s ? (const uint32_t *)(const void *)s->bias : NULL) !=
+        STATUS_OK)
         return error_set(err, STATUS_PROTOCOL, "op %u of a plan for %u ops and %u words", i, p->max_ops, p->max_words);
     return STATUS_OK;
 }

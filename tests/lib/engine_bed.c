@@ -151,13 +151,7 @@ static void give_as(struct engine_bed *b, uint64_t attachment, const struct from
             fprintf(stderr, "engine_bed: no result is free\n");
             return;
         }
-        struct result_run *runs = r->runs;
-        uint32_t max_runs = r->max_runs;
-        *r = *m->result;
-        r->runs = runs;
-        r->max_runs = max_runs;
-        CHECK(r->n_runs <= max_runs);
-        memcpy(runs, m->result->runs, r->n_runs * sizeof *runs);
+        CHECK(result_copy(r, m->result) == STATUS_OK);
         copy.result = r;
     }
     engine_stage_message(b->engine, attachment, &copy);

@@ -57,10 +57,7 @@ static void on_send(void *ctx, const struct from_stage *m)
     if (m->kind == FROM_STAGE_RESULT) {
         struct result *r;
         CHECK(result_create(m->result->max_runs, &r) == STATUS_OK);
-        struct result_run *runs = r->runs;
-        *r = *m->result;
-        r->runs = runs;
-        memcpy(r->runs, m->result->runs, r->n_runs * sizeof *runs);
+        CHECK(result_copy(r, m->result) == STATUS_OK);
         copy.m.result = r;
     }
     CHECK(queue_push(s->pipeline->inbox, &copy) == STATUS_OK);

@@ -124,7 +124,7 @@ static void refused(const struct msg_hello *wrong, enum status want, const char 
 static void whoever_does_not_fit_is_refused_by_name(void **state)
 {
     (void)state;
-    refused(&(struct msg_hello){.wire_version = WIRE_VERSION + 1}, STATUS_CONFIG, "wire version 3");
+    refused(&(struct msg_hello){.wire_version = WIRE_VERSION + 1}, STATUS_CONFIG, "wire version 4");
     refused(&(struct msg_hello){.stage = 5}, STATUS_CONFIG, "there are 2 stages");
     refused(&(struct msg_hello){.n_layers = 21}, STATUS_BAD_MODEL, "21 layers, the coordinator's 20");
     refused(&(struct msg_hello){.model_hash = {9}}, STATUS_BAD_MODEL, "another model file");

@@ -56,7 +56,7 @@ static enum status set_prompt(struct request *r, uint32_t n, uint32_t cap, struc
         ids[i] = i % VOCAB;
     enum status s = request_set_prompt(r, ids, n, CONTEXT, cap, VOCAB, err);
     if (s == STATUS_OK)
-        s = request_open_answer(r, err); /* as when it gets its slot */
+        s = request_open_answer(r, 4, err); /* as when it gets its slot */
     free(ids);
     return s;
 }

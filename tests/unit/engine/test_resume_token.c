@@ -179,7 +179,7 @@ static void ids_that_begin_no_answer_are_refused(void **state)
             assert_int_equal(r->n_answer, 5);
             assert_int_equal(r->emit.len, 0);
             assert_int_equal(r->over, FINISH_NONE);
-            assert_int_equal(request_open_answer(r, &err), STATUS_OK);
+            assert_int_equal(request_open_answer(r, 4, &err), STATUS_OK);
             assert_memory_equal(r->answer_ids, said, 5 * sizeof *said);
             memset(r->answer_ids, 0xff, r->answer_limit * sizeof *said); /* there is room (ASan) */
         }
