@@ -1,7 +1,8 @@
-/* kernels/block.h - one block of 32 weights as integers and scales.
+/* kernels/block.h - weight blocks of the file: 32 weights as integers and scales, or whole blocks as values.
  *
  * Purpose    The only place that knows the bit layouts of the file's quantized blocks; decoding of rows, packing and the
- *            reference product all read through it. Formats after ggml's block structs (ggml-common.h).
+ *            reference product all read through it. Types of BLOCK_QUANT_MAP have products of their own; the others are
+ *            "plain": decoded to F32 when they are packed. Formats after ggml's block structs (ggml-common.h).
  * Threading  Pure.
  */
 #ifndef SLUICE_KERNELS_BLOCK_H
@@ -28,7 +29,7 @@ struct block_traits {
     int offset, has_min, n_scales;
 };
 
-/* NULL: not a quantized type that is supported. */
+/* NULL: not a type of BLOCK_QUANT_MAP. */
 const struct block_traits *block_traits(enum tensor_type type);
 const char *block_type_name(enum tensor_type type); /* "?" for an unknown number */
 /* Elements and bytes of a block of any type of the file format; 0, 0 for an unknown number. */
@@ -41,5 +42,12 @@ size_t block_row_bytes(enum tensor_type type, uint32_t k);
 void block_decode(enum tensor_type type, const uint8_t *block, uint32_t sub, uint8_t q[32], float s[2], float *mn);
 /* The 6-bit scale and minimum of sub-block `sub` of a Q4_K or Q5_K block. */
 void block_k4_scales(const uint8_t *block, uint32_t sub, uint8_t *scale, uint8_t *min);
+
+/* A whole block of a plain type to its values. */
+typedef void block_decode_fn(const uint8_t *block, float *y);
+block_decode_fn *block_plain(enum tensor_type type); /* NULL: not a plain type */
+enum { BLOCK_ELEMENTS_MAX = 256 };                   /* of any type */
+/* The type that products of a type without integers compute with: F16 and BF16 as they are, else F32. */
+enum tensor_type block_float_type(enum tensor_type type);
 
 #endif

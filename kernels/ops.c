@@ -98,7 +98,7 @@ enum status weight_prepare(const struct ops *ops, enum tensor_type type, uint32_
 {
     const char *name = block_type_name(type);
     if (!quant_supported(type) || ops->weight_bytes(type, n, k) == SIZE_MAX)
-        return error_set(err, STATUS_UNSUPPORTED, "weights of type %s (%d) are not supported yet", name, (int)type);
+        return error_set(err, STATUS_UNSUPPORTED, "weights of type %s (%d) are not supported", name, (int)type);
     uint32_t elements, bytes;
     block_size(type, &elements, &bytes);
     if (n == 0 || k == 0 || k % elements)

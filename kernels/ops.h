@@ -69,7 +69,8 @@ struct ops {
     const char *name; /* "ref", "cpu/avx2", ... */
 
     /* --- weights ------------------------------------------------------------------------------------------------- */
-    /* Bytes of `packed` for a matrix (multiple of 64); 0 where the backend reads file rows. SIZE_MAX: unsupported type. */
+    /* Bytes of `packed` for a matrix (multiple of 64); 0 where the backend reads file rows. SIZE_MAX: unsupported type. Types
+     * without a product of their own (block.h) are packed as F32. */
     size_t (*weight_bytes)(enum tensor_type type, uint32_t n, uint32_t k);
     /* Packs the strips that hold rows [row0, row1) (row0 a multiple of 16). w->packed zeroed before the first call. */
     void (*weight_pack)(struct weight *w, uint32_t row0, uint32_t row1);

@@ -156,7 +156,12 @@ void block_decode(enum tensor_type type, const uint8_t *block, uint32_t sub, uin
 
 int quant_supported(enum tensor_type type)
 {
-    return type == TENSOR_F32 || type == TENSOR_F16 || type == TENSOR_BF16 || block_traits(type);
+    return type == TENSOR_F32 || type == TENSOR_F16 || type == TENSOR_BF16 || block_traits(type) || block_plain(type);
+}
+
+enum tensor_type block_float_type(enum tensor_type type)
+{
+    return type == TENSOR_F16 || type == TENSOR_BF16 ? type : TENSOR_F32;
 }
 
 static void decode_quantized(enum tensor_type type, const struct block_traits *t, const uint8_t *src, uint32_t k, float *dst)
@@ -173,12 +178,22 @@ static void decode_quantized(enum tensor_type type, const struct block_traits *t
     }
 }
 
+static void decode_plain(enum tensor_type type, block_decode_fn *decode, const uint8_t *src, uint32_t k, float *dst)
+{
+    uint32_t elements, bytes;
+    block_size(type, &elements, &bytes);
+    for (uint32_t b = 0; b < k / elements; b++)
+        decode(src + (size_t)b * bytes, dst + (size_t)b * elements);
+}
+
 int quant_decode_row(enum tensor_type type, const void *src, uint32_t k, float *dst)
 {
     const struct block_traits *t = block_traits(type);
     const uint8_t *p = src;
     if (t) {
         decode_quantized(type, t, p, k, dst);
+    } else if (block_plain(type)) {
+        decode_plain(type, block_plain(type), p, k, dst);
     } else if (type == TENSOR_F32) {
         memcpy(dst, p, 4 * (size_t)k);
     } else if (type == TENSOR_F16 || type == TENSOR_BF16) {

@@ -10,7 +10,7 @@
 
 #include "common/model/tensor_type.h"
 
-/* k: a multiple of the type's block. Returns 0 and writes nothing for a type that is not supported yet. */
+/* k: a multiple of the type's block. Returns 0 and writes nothing for a type that holds no weights (integers, F64). */
 int quant_decode_row(enum tensor_type type, const void *src, uint32_t k, float *dst);
 int quant_supported(enum tensor_type type);
 

@@ -4,7 +4,7 @@
  *            used): scales, minimums, high bits, payload, each 64-byte aligned. A byte vector of 64 holds 4 consecutive k of
  *            each lane: the operand of vpdpbusd, two AVX2 halves, and a row of an AMX tile alike. Nibble vector v holds the
  *            k-quads v (low) and v+4 (high). Weights stay unsigned (q); the offset leaves through the sums. A header (d,
- *            dmin) precedes each 4 cells of a K-quant. Float types: [k][16] elements, k-major.
+ *            dmin) precedes each 4 cells of a K-quant. Float types, and plain ones as F32: [k][16] elements, k-major.
  *            Activations: tiles of R rows (16, or what is left of the last: R = n_rows - 16*tile), inside a tile
  *            block-major; a block of 32 is q [R][32] int8, then the fields of enum act_field [field][R] of 4 bytes.
  * Threading  Pure.
@@ -50,9 +50,9 @@ static inline struct strip_layout strip_layout(enum tensor_type type)
     }
 }
 
-static inline uint32_t float_bytes(enum tensor_type type) /* of one element of a float type */
+static inline uint32_t float_bytes(enum tensor_type type) /* of one element of a type without integers, as packed */
 {
-    return type == TENSOR_F32 ? 4 : 2;
+    return type == TENSOR_F16 || type == TENSOR_BF16 ? 2 : 4;
 }
 
 /* Bytes of one strip, a multiple of 64. */

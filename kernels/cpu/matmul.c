@@ -34,9 +34,10 @@ void matmul_drive(mul_fn *quantized, mul_fn *floats, const struct matmul_job *jo
         uint32_t n = (w->n + STRIP - 1) / STRIP;
         uint32_t begin = s.begin > at ? s.begin - at : 0, end = s.end < at + n ? s.end - at : n;
         if (s.begin < at + n && s.end > at) {
-            struct mul m = {.type = w->type, .n = w->n, .k = w->k, .n_rows = a->n_rows, .packed = w->packed,
-                            .acts = a->int8, .x = a->x, .y = jobs[j].y, .y_stride = jobs[j].y_stride};
-            drive_job(block_traits(w->type) ? quantized : floats, &m, begin, end);
+            int is_int = block_traits(w->type) != NULL;
+            struct mul m = {.type = is_int ? w->type : block_float_type(w->type), .n = w->n, .k = w->k,
+                            .n_rows = a->n_rows, .packed = w->packed, .acts = a->int8, .x = a->x, .y = jobs[j].y, .y_stride = jobs[j].y_stride};
+            drive_job(is_int ? quantized : floats, &m, begin, end);
         }
         at += n;
     }

@@ -17,6 +17,19 @@ static void pack_float_row(const struct weight *w, const uint8_t *src, uint8_t *
         memcpy(strip + (size_t)(i * STRIP + lane) * size, src + (size_t)i * size, size);
 }
 
+/* Block by block: nothing is allocated for a row. */
+static void pack_plain_row(const struct weight *w, const uint8_t *src, uint8_t *strip, uint32_t lane)
+{
+    uint32_t elements, bytes;
+    float value[BLOCK_ELEMENTS_MAX];
+    block_size(w->type, &elements, &bytes);
+    for (uint32_t k = 0; k < w->k; k += elements, src += bytes) {
+        block_plain(w->type)(src, value);
+        for (uint32_t i = 0; i < elements; i++)
+            memcpy(strip + ((size_t)(k + i) * STRIP + lane) * sizeof(float), &value[i], sizeof(float));
+    }
+}
+
 /* Scales of the half `h` of a cell, as the file has them. */
 static void pack_scales(enum tensor_type type, const struct strip_layout *l, const uint8_t *block, uint32_t sub,
                         uint8_t *header, uint8_t *cell, uint32_t lane)
@@ -80,6 +93,8 @@ void pack_weight(struct weight *w, uint32_t row0, uint32_t row1)
         uint8_t *strip = w->packed + n / STRIP * bytes;
         if (block_traits(w->type))
             pack_quantized_row(w, src, strip, n % STRIP);
+        else if (block_plain(w->type))
+            pack_plain_row(w, src, strip, n % STRIP);
         else
             pack_float_row(w, src, strip, n % STRIP);
     }

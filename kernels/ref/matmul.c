@@ -82,15 +82,17 @@ static void acts_gate(struct acts *a, const float *gate, const float *up, int ki
     }
 }
 
-/* One output of a float type: one fma chain over k. */
+/* One output of a float type or a plain one: one fma chain over k. */
 static float dot_float(const struct weight *w, uint32_t n, const float *x)
 {
     const uint8_t *row = w->file_rows + (size_t)n * block_row_bytes(w->type, w->k);
-    float y = 0;
-    for (uint32_t i = 0; i < w->k; i++) {
-        float v;
-        quant_decode_row(w->type, row + (size_t)i * (w->type == TENSOR_F32 ? 4 : 2), 1, &v);
-        y = fmaf(x[i], v, y);
+    uint32_t elements, bytes;
+    float y = 0, v[BLOCK_ELEMENTS_MAX];
+    block_size(w->type, &elements, &bytes);
+    for (uint32_t k = 0; k < w->k; k += elements, row += bytes) {
+        quant_decode_row(w->type, row, elements, v);
+        for (uint32_t i = 0; i < elements; i++)
+            y = fmaf(x[k + i], v[i], y);
     }
     return y;
 }

@@ -53,6 +53,28 @@ static uint16_t random_half(uint64_t seed, uint64_t at) /* 2^-9..2^-1, any sign 
     return (uint16_t)((r & 0x83ff) | (6 + (r >> 32) % 8) << 10);
 }
 
+/* Scales of a plain type's block of random bytes, made ordinary. */
+static void tame_plain(enum tensor_type type, uint8_t *block, uint16_t d, uint16_t m)
+{
+    static const struct {
+        enum tensor_type type;
+        uint8_t at;
+    } places[] = {{TENSOR_Q2_K, 80}, {TENSOR_Q3_K, 108}, {TENSOR_TQ1_0, 52}, {TENSOR_TQ2_0, 64}};
+    size_t at = 0;
+    if (type == TENSOR_MXFP4) {
+        block[0] = (uint8_t)(120 + d % 16);
+    } else if (type == TENSOR_IQ1_M) {
+        for (int w = 0; w < 4; w++)
+            block[48 + 2 * w + 1] = (uint8_t)((block[48 + 2 * w + 1] & 15) | (d >> (4 * w) & 15) << 4);
+    } else if (type != TENSOR_NVFP4) {
+        for (size_t i = 0; i < ARRAY_LEN(places); i++)
+            at = places[i].type == type ? places[i].at : at;
+        memcpy(block + at, &d, 2);
+        if (type == TENSOR_Q2_K)
+            memcpy(block + 82, &m, 2);
+    }
+}
+
 static void fill_floats(enum tensor_type type, uint8_t *p, size_t n, uint64_t seed)
 {
     for (size_t i = 0; i < n; i++) {
@@ -70,15 +92,21 @@ uint8_t *op_random_rows(enum tensor_type type, uint32_t n, uint32_t k, uint64_t 
     size_t bytes = n * block_row_bytes(type, k);
     uint8_t *p = room(bytes);
     const struct block_traits *t = block_traits(type);
-    if (!t) {
+    uint32_t elements, size;
+    block_size(type, &elements, &size);
+    if (elements == 1) {
         fill_floats(type, p, (size_t)n * k, seed);
         return p;
     }
     for (size_t i = 0; i < bytes; i++)
         p[i] = (uint8_t)rand_at(seed, i);
-    for (size_t b = 0; b < bytes / t->bytes; b++) {
-        uint8_t *block = p + b * t->bytes;
+    for (size_t b = 0; b < bytes / size; b++) {
+        uint8_t *block = p + b * size;
         uint16_t d = random_half(seed + 1, b), m = random_half(seed + 2, b);
+        if (!t) {
+            tame_plain(type, block, d, m);
+            continue;
+        }
         memcpy(block + (type == TENSOR_Q6_K ? 208 : 0), &d, 2);
         if (t->has_min)
             memcpy(block + 2, &m, 2);

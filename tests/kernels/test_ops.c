@@ -12,6 +12,7 @@
 #include "common/base/check.h"
 #include "common/base/rand.h"
 #include "common/model/hparams.h"
+#include "kernels/block.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/math.h"
 #include "tests/kernels/op_table.h"
@@ -23,6 +24,11 @@ static struct team *teams[MAX_THREADS + 1];
 
 static const enum tensor_type types[] = {TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0, TENSOR_Q5_1, TENSOR_Q8_0, TENSOR_Q4_K,
                                          TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_F32,  TENSOR_F16,  TENSOR_BF16};
+
+/* Types without integer products: packed as F32. */
+static const enum tensor_type plain[] = {TENSOR_Q2_K,   TENSOR_Q3_K,  TENSOR_TQ1_0,   TENSOR_TQ2_0, TENSOR_MXFP4,
+                                         TENSOR_NVFP4,  TENSOR_IQ1_S, TENSOR_IQ1_M,   TENSOR_IQ2_S, TENSOR_IQ2_XXS,
+                                         TENSOR_IQ2_XS, TENSOR_IQ3_S, TENSOR_IQ3_XXS, TENSOR_IQ4_NL, TENSOR_IQ4_XS};
 
 static int differs(const struct op_entry *e, float a, float b)
 {
@@ -108,6 +114,22 @@ static void products_equal_ref_for_any_row_length(void **state)
                           &(struct op_shape){.type = types[t], .rows = row_counts[r], .n = 19, .k = ks[i], .special = 1}, r);
 }
 
+static void products_equal_ref_for_shapes_that_no_tile_divides(void **state)
+{
+    static const uint32_t ns[] = {1, 17, 300}, ks[] = {32, 96, 160, 256, 320}, row_counts[] = {1, 2, 19};
+    (void)state;
+    for (size_t t = 0; t < ARRAY_LEN(types) + ARRAY_LEN(plain); t++)
+        for (size_t k = 0; k < ARRAY_LEN(ks); k++)
+            for (size_t i = 0; i < 9; i++) {
+                enum tensor_type type = t < ARRAY_LEN(types) ? types[t] : plain[t - ARRAY_LEN(types)];
+                uint32_t elements, bytes;
+                block_size(type, &elements, &bytes);
+                if (ks[k] % elements == 0)
+                    check("matmul", &(struct op_shape){.type = type, .rows = row_counts[i % 3], .n = ns[i / 3], .k = ks[k], .special = 1},
+                          i);
+            }
+}
+
 static void several_products_of_one_call_equal_ref(void **state)
 {
     (void)state;
@@ -150,6 +172,8 @@ static void row_operations_equal_ref(void **state)
             check("head_norm", &(struct op_shape){.rows = rows, .k = 3 * hd, .n_heads = 3, .head_dim = hd, .special = 1}, rows);
         for (size_t t = 0; t < ARRAY_LEN(types); t++)
             check("embed", &(struct op_shape){.type = types[t], .rows = rows, .n = 50, .k = 256}, rows);
+        for (size_t t = 0; t < ARRAY_LEN(plain); t++)
+            check("embed", &(struct op_shape){.type = plain[t], .rows = rows, .n = 50, .k = 256}, rows);
     }
 }
 
@@ -265,6 +289,7 @@ int main(void)
         cmocka_unit_test(products_equal_ref_for_1_to_40_rows),
         cmocka_unit_test(products_equal_ref_for_any_number_of_outputs),
         cmocka_unit_test(products_equal_ref_for_any_row_length),
+        cmocka_unit_test(products_equal_ref_for_shapes_that_no_tile_divides),
         cmocka_unit_test(several_products_of_one_call_equal_ref),
         cmocka_unit_test(activations_equal_ref),
         cmocka_unit_test(activations_of_odd_lengths_equal_ref),

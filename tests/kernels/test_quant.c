@@ -33,8 +33,12 @@ static void every_supported_type_decodes_as_gguf_py(void **state)
     static const struct {
         enum tensor_type type;
         const char *name;
-    } types[] = {{TENSOR_F16, "F16"},   {TENSOR_BF16, "BF16"}, {TENSOR_Q4_0, "Q4_0"}, {TENSOR_Q4_1, "Q4_1"}, {TENSOR_Q5_0, "Q5_0"},
-                 {TENSOR_Q5_1, "Q5_1"}, {TENSOR_Q8_0, "Q8_0"}, {TENSOR_Q4_K, "Q4_K"}, {TENSOR_Q5_K, "Q5_K"}, {TENSOR_Q6_K, "Q6_K"}};
+    } types[] = {
+#define T(name) {TENSOR_##name, #name},
+        T(F16) T(BF16) T(Q4_0) T(Q4_1) T(Q5_0) T(Q5_1) T(Q8_0) T(Q2_K) T(Q3_K) T(Q4_K) T(Q5_K) T(Q6_K) T(TQ1_0) T(TQ2_0)
+        T(MXFP4) T(NVFP4) T(IQ1_S) T(IQ1_M) T(IQ2_XXS) T(IQ2_XS) T(IQ2_S) T(IQ3_XXS) T(IQ3_S) T(IQ4_NL) T(IQ4_XS)
+#undef T
+    };
     (void)state;
     for (size_t t = 0; t < ARRAY_LEN(types); t++) {
         size_t size;
@@ -63,9 +67,9 @@ static void f32_rows_are_copied(void **state)
     assert_memory_equal(in, out, sizeof in);
 }
 
-static void types_that_are_not_built_are_refused_by_name(void **state)
+static void types_that_hold_no_weights_are_refused_by_name(void **state)
 {
-    static const enum tensor_type types[] = {TENSOR_Q2_K, TENSOR_Q3_K, TENSOR_IQ4_NL, TENSOR_MXFP4, TENSOR_I8, TENSOR_F64};
+    static const enum tensor_type types[] = {TENSOR_I8, TENSOR_I16, TENSOR_I32, TENSOR_I64, TENSOR_F64};
     const struct ops *ops;
     struct error err;
     struct weight w;
@@ -80,6 +84,22 @@ static void types_that_are_not_built_are_refused_by_name(void **state)
         assert_non_null(strstr(err.message, block_type_name(types[i])));
     }
     assert_int_equal(weight_prepare(ops, (enum tensor_type)99, 16, 256, "", &w, &err), STATUS_UNSUPPORTED);
+}
+
+static void types_without_products_of_their_own_are_packed_as_f32(void **state)
+{
+    static const enum tensor_type types[] = {TENSOR_Q2_K, TENSOR_IQ1_M, TENSOR_MXFP4};
+    const struct ops *ops;
+    struct error err;
+    struct weight w;
+    (void)state;
+    assert_int_equal(ops_open("cpu", "portable", &ops, &err), STATUS_OK);
+    for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+        assert_int_equal(weight_prepare(ops, types[i], 17, 512, "", &w, &err), STATUS_OK);
+        assert_false(weight_is_quantized(&w));
+        assert_int_equal(ops->weight_bytes(types[i], 17, 512), 32 * 512 * sizeof(float));
+    }
+    assert_int_equal(weight_prepare(ops, TENSOR_IQ1_M, 17, 128, "", &w, &err), STATUS_BAD_MODEL);
 }
 
 static void a_row_that_is_no_whole_number_of_blocks_is_refused(void **state)
@@ -120,7 +140,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_supported_type_decodes_as_gguf_py),
         cmocka_unit_test(f32_rows_are_copied),
-        cmocka_unit_test(types_that_are_not_built_are_refused_by_name),
+        cmocka_unit_test(types_that_hold_no_weights_are_refused_by_name),
+        cmocka_unit_test(types_without_products_of_their_own_are_packed_as_f32),
         cmocka_unit_test(a_row_that_is_no_whole_number_of_blocks_is_refused),
         cmocka_unit_test(unknown_backends_and_instruction_sets_are_refused),
     };
