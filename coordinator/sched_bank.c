@@ -67,16 +67,18 @@ static double most_ticks(const struct sched *s)
 }
 
 /* What a wide tick may cost, guarded. Where not even the smallest piece fits, the stall gives way: the reader waits no longer
- * than saving takes, and status says so. */
-static void set_wide_bounds(const struct sched *s, const struct sched_survey *v, const struct sched_budget *b,
-                            struct sched_plan *out)
+ * than saving takes, and status says so. Returns the typical cost: never below the smallest piece's, whose guard is not that of
+ * wide ticks. */
+static double set_wide_bounds(const struct sched *s, const struct sched_survey *v, const struct sched_budget *b,
+                              struct sched_plan *out)
 {
-    double need_us = sched__least_us(s, v, out);
+    double typical_us, need_us = sched__least_us(s, v, out, &typical_us);
     out->hard_us = b->stall_us;
     if (need_us > out->hard_us) {
         out->stall_unmet = 1;
         out->hard_us = need_us;
     }
+    return fmax(out->hard_us / cost_guard(&s->cost, v->slowest, COST_WIDE), typical_us);
 }
 
 /* It goes on while the bank covers a tick of half the width. */
@@ -109,12 +111,11 @@ int sched__open_burst(const struct sched *s, const struct sched_survey *v, const
 {
     double narrow_hard_us = out->hard_us;
     uint32_t narrow_unmet = out->stall_unmet;
-    set_wide_bounds(s, v, b, out);
+    double tau_us = set_wide_bounds(s, v, b, out);
     if (!sched__keeps_share(s)) {
         out->tau_us = INFINITY;
         return 1;
     }
-    double tau_us = out->hard_us / cost_guard(&s->cost, v->slowest, COST_WIDE);
     out->bank_bound_us = price_us(s, b, tau_us, most_ticks(s));
     if (s->burst ? goes_on(s, b, tau_us, out) : starts(s, v, b, tau_us, out))
         return 1;

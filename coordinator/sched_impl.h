@@ -135,8 +135,9 @@ void sched__add_rows(const struct sched *s, const struct sched_budget *b, int ea
 
 /* --- sched_pieces.c: pieces within out->tau_us (typical) and out->hard_us (guarded) at every stage */
 void sched__add_pieces(const struct sched *s, const struct sched_survey *v, struct sched_budget *b, struct sched_plan *out);
-/* What the tick costs at the slowest stage with the smallest piece of the reader that comes first. */
-double sched__least_us(const struct sched *s, const struct sched_survey *v, const struct sched_plan *out);
+/* What the tick costs at the slowest stage with the smallest piece of the reader that comes first, guarded. *typical_us: the same
+ * without the guard; NULL: not wanted. */
+double sched__least_us(const struct sched *s, const struct sched_survey *v, const struct sched_plan *out, double *typical_us);
 /* Prompt time of the reader that comes first. */
 double sched__first_us(const struct sched *s, const struct sched_survey *v, const struct sched_plan *out);
 

@@ -277,13 +277,18 @@ static const struct sched_entry *first_reader(const struct sched *s, const struc
     return best;
 }
 
-double sched__least_us(const struct sched *s, const struct sched_survey *v, const struct sched_plan *out)
+double sched__least_us(const struct sched *s, const struct sched_survey *v, const struct sched_plan *out, double *typical_us)
 {
     const struct sched_entry *e = first_reader(s, v, out);
     struct cost_shape c = with_piece(&out->shape, e, small_rows(s, v, out, e));
-    double most = 0;
-    for (uint32_t i = 0; i < s->opt.n_stages; i++)
-        most = fmax(most, cost_predict_us(&s->cost, i, &c) * cost_guard(&s->cost, i, cost_kind_of(&c)));
+    double most = 0, typical = 0;
+    for (uint32_t i = 0; i < s->opt.n_stages; i++) {
+        double us = cost_predict_us(&s->cost, i, &c), guarded_us = us * cost_guard(&s->cost, i, cost_kind_of(&c));
+        typical = us > typical ? us : typical;
+        most = guarded_us > most ? guarded_us : most;
+    }
+    if (typical_us)
+        *typical_us = typical;
     return most;
 }
 

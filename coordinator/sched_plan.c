@@ -39,7 +39,7 @@ static void plan_cold(const struct sched *s, const struct sched_survey *v, struc
     sched__add_pieces(s, v, b, out);
     if (out->n_runs > 0)
         return;
-    out->tau_us = out->hard_us = sched__least_us(s, v, out); /* --max-tick-ms is less than the smallest piece takes */
+    out->tau_us = out->hard_us = sched__least_us(s, v, out, NULL); /* --max-tick-ms is less than the smallest piece takes */
     sched__add_pieces(s, v, b, out);
 }
 
@@ -77,7 +77,7 @@ static void read_beside(const struct sched *s, const struct sched_survey *v, str
     if (out->n_runs > 0 || s->in_flight > 0)
         return;
     out->tau_us = INFINITY; /* every stream waits for the host, and nothing is on its way */
-    out->hard_us = fmax(b->stall_us, sched__least_us(s, v, out));
+    out->hard_us = fmax(b->stall_us, sched__least_us(s, v, out, NULL));
     sched__add_pieces(s, v, b, out);
 }
 

@@ -264,6 +264,44 @@ static void random_scenes_end_and_keep_the_stall(void **state)
     }
 }
 
+/* A busy machine: ticks take up to three times as long, and one in ten has a slice of somebody else's time in it. The guards
+ * grow until not even the smallest piece is sure to stay within the stall, and a wide tick's is not a narrow one's. */
+static struct sim_options busy_machine(uint64_t seed)
+{
+    struct sim_options o = pipeline_of(2, 0.5);
+    for (int i = 0; i < 2; i++)
+        o.stage[i] = sim_stage(9000, 1900, 1500.0 * i, 600);
+    o.learn = 1;
+    o.seed = seed;
+    o.noise_low = 0.8;
+    o.noise_high = 3;
+    o.spikes = 100;
+    o.spike_us = 60e3;
+    return o;
+}
+
+static void a_prompt_is_read_on_however_much_ticks_scatter(void **state)
+{
+    (void)state;
+    struct sim_request r[4] = {[3] = {.arrives_us = 3e6, .n_prompt = 4000, .n_answer = 1}};
+    for (int i = 0; i < 3; i++)
+        r[i] = (struct sim_request){.n_prompt = 20, .n_answer = 5000};
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        struct sim_options o = busy_machine(seed);
+        struct sim_result alone, out;
+        sim_run(&o, &r[3], 1, &alone);
+        double alone_took = alone.tokens[0].at_us[0] - r[3].arrives_us;
+        o.until_us = r[3].arrives_us + 4 * alone_took;
+        sim_run(&o, r, 4, &out);
+        const struct sim_tokens *t = &out.tokens[3];
+        if (t->n == 0 || t->at_us[0] - r[3].arrives_us > 2.5 * alone_took || t->piece_wait_us > 3e6)
+            fail_msg("seed %d: read in %.1f s (0: not in four times what it takes alone, %.1f), %.1f s without a piece", (int)seed,
+                     t->n ? (t->at_us[0] - r[3].arrives_us) / 1e6 : 0.0, alone_took / 1e6, t->piece_wait_us / 1e6);
+        sim_result_fini(&out);
+        sim_result_fini(&alone);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -275,6 +313,7 @@ int main(void)
         cmocka_unit_test(streams_that_wait_for_the_host_neither_stop_prompts_nor_the_others),
         cmocka_unit_test(random_acceptance_keeps_the_bounds_per_run),
         cmocka_unit_test(random_scenes_end_and_keep_the_stall),
+        cmocka_unit_test(a_prompt_is_read_on_however_much_ticks_scatter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
