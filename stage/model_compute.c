@@ -8,12 +8,10 @@
 #include "stage/calibrate.h"
 #include "stage/kv.h"
 #include "stage/memory.h"
+#include "stage/memory_plan.h"
 
 #define LOG_MODULE "model"
 #include "common/base/log.h"
-
-/* Besides what is planned: stacks, tables, links, the allocator. */
-enum { SLACK_BYTES = 32 << 20 };
 
 struct model_compute {
     struct compute base; /* first: struct compute * points here */
@@ -78,10 +76,9 @@ static enum status check_assignment(const struct model_compute *m, const struct 
     return STATUS_OK;
 }
 
-/* What a load needs, before any of it is taken. */
-struct memory_plan {
-    uint64_t free, weights, buffers, kv;
-    uint32_t n_blocks;
+/* What is decided before any of it is taken. */
+struct load_plan {
+    struct memory_plan memory;
     struct kv_meaning meaning;
     int kept; /* the pool that lies there is taken up */
 };
@@ -100,47 +97,34 @@ static struct kv_meaning kv_meaning(const struct model_compute *m, const struct 
     return k;
 }
 
-/* n_blocks as asked for, or what kv_bytes hold, or room for every slot's context in at most half of what is free: the same as
- * before where a pool is kept, since what is free has changed by its own size. */
-static enum status choose_blocks(const struct msg_assign *a, uint64_t block_bytes, uint64_t kept, struct memory_plan *p,
-                                 struct error *err)
+static uint64_t buffers_of(const void *ctx, uint32_t max_rows)
 {
-    uint64_t per_slot = ((uint64_t)a->context + a->kv_block - 1) / a->kv_block, n = a->n_blocks;
-    if (n == 0 && a->kv_bytes)
-        n = a->kv_bytes / block_bytes;
-    else if (n == 0) {
-        uint64_t half = p->free / 2 / block_bytes;
-        n = a->slots * per_slot;
-        n = kept >= per_slot && kept <= n ? kept : n < half ? n : half;
-        if (n < per_slot)
-            return error_set(err, STATUS_OUT_OF_MEMORY,
-                             "one context of %u positions needs %s of KV, half of %s: fewer slots, a shorter context or one "
-                             "more stage",
-                             a->context, memory_print(per_slot * block_bytes).text, memory_print(p->free).text);
-    }
-    if (n == 0 || n > UINT32_MAX / 2)
-        return error_set(err, STATUS_OUT_OF_MEMORY, "a KV pool of %llu blocks of %s cannot be", (unsigned long long)n,
-                         memory_print(block_bytes).text);
-    p->n_blocks = (uint32_t)n;
-    p->kv = n * block_bytes;
-    return STATUS_OK;
+    const struct model_compute *m = ctx;
+    return forward_bytes(&(struct forward_options){.weights = &m->weights, .team = m->team, .max_rows = max_rows});
 }
 
-static enum status plan_memory(struct model_compute *m, const struct msg_assign *a, struct memory_plan *p, struct error *err)
+/* The head is read whole by the last stage, however many there are. */
+static uint64_t head_bytes(const struct model_compute *m)
 {
-    const struct forward_options fo = {.weights = &m->weights, .team = m->team, .max_rows = a->max_rows};
-    *p = (struct memory_plan){.free = m->memory_bytes ? m->memory_bytes : memory_available("") / m->host_stages,
-                              .weights = m->weights.memory_bytes, .buffers = forward_bytes(&fo), .meaning = kv_meaning(m, a)};
-    const uint32_t kept = kv_pool_kept_blocks(m->kv_fd, &p->meaning);
-    TRY(choose_blocks(a, kv_block_bytes(&p->meaning.shape), kept, p, err));
-    p->kept = kept == p->n_blocks;
-    uint64_t held = kv_fd_resident(m->kv_fd), needs = p->weights + p->buffers + SLACK_BYTES + p->kv;
-    needs -= held < p->kv ? held : p->kv;
-    if (p->free && needs > p->free)
-        return error_set(err, STATUS_OUT_OF_MEMORY,
-                         "needs %s of %s: fewer slots, a shorter context or one more stage (weights %s, KV %s, buffers %s)",
-                         memory_print(needs).text, memory_print(p->free).text, memory_print(p->weights).text,
-                         memory_print(p->kv).text, memory_print(p->buffers).text);
+    const struct weight *h = &m->weights.head;
+    return m->weights.has_head ? m->ops->weight_bytes(h->type, h->n, h->k) : 0;
+}
+
+static enum status plan_memory(struct model_compute *m, const struct msg_assign *a, struct load_plan *p, struct error *err)
+{
+    *p = (struct load_plan){.meaning = kv_meaning(m, a)};
+    const struct memory_needs needs = {
+        .stage = a->stage, .n_stages = a->n_stages, .n_layers = a->end_layer - a->first_layer,
+        .model_layers = m->model.hp.n_layers, .weights = m->weights.memory_bytes, .head = head_bytes(m),
+        .buffers = buffers_of(m, a->max_rows), .buffers_of = buffers_of, .buffers_ctx = m,
+        .max_rows = a->max_rows, .slots = a->slots, .context = a->context, .kv_block = a->kv_block,
+        .block_bytes = kv_block_bytes(&p->meaning.shape), .asked_blocks = a->n_blocks, .asked_kv_bytes = a->kv_bytes,
+        .free = m->memory_bytes ? m->memory_bytes : memory_available("") / m->host_stages,
+        .kept_blocks = kv_pool_kept_blocks(m->kv_fd, &p->meaning), .held_bytes = kv_fd_resident(m->kv_fd)};
+    TRY(memory_plan_make(&needs, &p->memory, err));
+    p->kept = needs.kept_blocks == p->memory.n_blocks;
+    LOG_INFO("stage %u of %u, layers %u..%u: %s", a->stage, a->n_stages, a->first_layer, a->end_layer - 1,
+             memory_plan_print(&needs, &p->memory).text);
     return STATUS_OK;
 }
 
@@ -172,9 +156,9 @@ static enum status find_costs(struct model_compute *m, const struct msg_assign *
 }
 
 /* The pool and what ticks cost. A new pool is taken after the warm ticks, which need memory for a while. */
-static enum status open_pool(struct model_compute *m, const struct msg_assign *a, const struct memory_plan *p, struct error *err)
+static enum status open_pool(struct model_compute *m, const struct msg_assign *a, const struct load_plan *p, struct error *err)
 {
-    const struct kv_options ko = {.meaning = p->meaning, .n_blocks = p->n_blocks, .fd = m->kv_fd};
+    const struct kv_options ko = {.meaning = p->meaning, .n_blocks = p->memory.n_blocks, .fd = m->kv_fd};
     struct kv_costs costs;
     if (p->kept)
         TRY(kv_pool_open(&ko, &m->pool, err));
@@ -189,18 +173,18 @@ static enum status open_pool(struct model_compute *m, const struct msg_assign *a
 
 static enum status take_all(struct model_compute *m, const struct msg_assign *a, struct error *err)
 {
-    struct memory_plan plan;
+    struct load_plan plan;
     TRY(weights_plan(&m->model, m->ops, a->first_layer, a->end_layer, a->stage == 0, a->stage + 1 == a->n_stages, &m->weights,
                      err));
     TRY(plan_memory(m, a, &plan, err));
     TRY(weights_load(&m->weights, m->team, err));
     const struct forward_options fo = {.weights = &m->weights, .team = m->team, .max_rows = a->max_rows};
     TRY(forward_create(&fo, &m->forward, err));
-    m->costs = (struct msg_loaded){.n_blocks = plan.n_blocks, .weight_bytes = plan.weights, .kv_bytes = plan.kv};
+    m->costs = (struct msg_loaded){.n_blocks = plan.memory.n_blocks, .weight_bytes = m->weights.memory_bytes,
+                                   .kv_bytes = plan.memory.kv};
     TRY(open_pool(m, a, &plan, err));
     forward_set_pool(m->forward, &m->pool);
     m->base.pool = &m->pool;
-    LOG_INFO("KV pool: %u blocks of %u positions, %s", plan.n_blocks, a->kv_block, memory_print(plan.kv).text);
     return STATUS_OK;
 }
 

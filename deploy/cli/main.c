@@ -10,11 +10,13 @@
 #include "deploy/cli/bench.h"
 #include "deploy/cli/cli.h"
 #include "deploy/cli/flags.h"
+#include "deploy/cli/model.h"
 
 static const char usage[] =
     "usage: sluice chat [TEXT] [flags]   one answer to TEXT, or a conversation on standard input\n"
     "       sluice status [--json]       what the service is doing\n"
     "       sluice bench [stall] [flags] load against it, measured (sluice bench --help)\n"
+    "       sluice model FILE [flags]    what is in a model file, without a service (sluice model --help)\n"
     "\n"
     "  --url URL          http://127.0.0.1:8080   the service (else SLUICE_URL)\n"
     "  --key KEY          -                       API key (else SLUICE_API_KEY)\n"
@@ -123,6 +125,8 @@ int main(int argc, char **argv)
         curl_global_cleanup();
         return code;
     }
+    if (argc > 1 && strcmp(argv[1], "model") == 0)
+        return model_main(argc - 1, argv + 1);
     read_flags(argc, argv, &o, &json);
     const char *command = optind < argc ? argv[optind] : "";
     int n_words = argc - optind - 1;

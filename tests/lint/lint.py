@@ -19,6 +19,7 @@ LAYERS = {
     "stage": ["common/base", "common/wire", "common/model", "kernels", "rpc/grpc"],
     "coordinator": ["common/base", "common/wire", "common/model", "common/text", "rpc/grpc"],
     "deploy": ["common/base"],
+    "deploy/cli": ["common/base", "common/model", "common/text", "kernels", "stage"],
 }
 # Only these may name what the left side says.
 HOMES = {

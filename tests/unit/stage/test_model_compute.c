@@ -145,10 +145,10 @@ static void what_does_not_fit_is_refused_with_both_figures(void **state)
     struct msg_assign a = whole;
     o.memory_bytes = 64 << 20;
     a.n_blocks = 10000;
-    refused(o, a, STATUS_OUT_OF_MEMORY, "of 64.0 MiB: fewer slots, a shorter context or one more stage");
+    refused(o, a, STATUS_OUT_OF_MEMORY, "of 64.0 MiB: --kv-blocks ");
     a.n_blocks = 0;
     a.context = 2000000;
-    refused(o, a, STATUS_OUT_OF_MEMORY, "fewer slots, a shorter context or one more stage");
+    refused(o, a, STATUS_OUT_OF_MEMORY, "of 64.0 MiB: --context ");
     a.kv_bytes = 1; /* not one block */
     refused(o, a, STATUS_OUT_OF_MEMORY, "0 blocks");
 }

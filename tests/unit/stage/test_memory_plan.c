@@ -1,0 +1,180 @@
+/* What fits is planned; what does not is refused with measures that help. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "stage/memory_plan.h"
+
+static const uint64_t MIB = 1 << 20;
+
+/* A quarter of a MiB for a row. */
+static uint64_t buffers_of(const void *ctx, uint32_t max_rows)
+{
+    (void)ctx;
+    return max_rows * MIB / 4;
+}
+
+/* 1,000 MiB of weights in 10 layers and 100 in the head; a context of 1,000 positions takes 16 blocks of 5 MiB. */
+static const struct memory_needs whole = {.n_stages = 1, .n_layers = 10, .model_layers = 10, .weights = 1100 * 1048576ull,
+                                          .head = 100 * 1048576ull, .buffers = 128 * 1048576ull, .buffers_of = buffers_of,
+                                          .max_rows = 512, .slots = 8, .context = 1000, .kv_block = 64,
+                                          .block_bytes = 5 * 1048576ull};
+
+static struct memory_plan plan(struct memory_needs n, uint64_t free_mib)
+{
+    struct memory_plan p;
+    struct error err;
+    n.free = free_mib * MIB;
+    if (memory_plan_make(&n, &p, &err) != STATUS_OK)
+        fail_msg("%s", err.message);
+    assert_true(!n.free || p.total <= n.free);
+    return p;
+}
+
+static struct error refusal(struct memory_needs n, uint64_t free_mib)
+{
+    struct memory_plan p;
+    struct error err;
+    n.free = free_mib * MIB;
+    assert_int_equal(memory_plan_make(&n, &p, &err), STATUS_OUT_OF_MEMORY);
+    print_message("%s\n", err.message);
+    return err;
+}
+
+static void says(struct error err, const char *words)
+{
+    if (!strstr(err.message, words))
+        fail_msg("\"%s\" does not say \"%s\"", err.message, words);
+}
+
+static void every_slot_gets_a_context_where_there_is_room(void **state)
+{
+    (void)state;
+    struct memory_plan p = plan(whole, 0);
+    assert_int_equal(p.n_blocks, 8 * 16);
+    assert_int_equal(p.kv, 640 * MIB);
+    assert_int_equal(p.total, (1100 + 128 + 32 + 640) * MIB);
+    assert_int_equal(plan(whole, 1900).n_blocks, 128);
+}
+
+static void less_room_gives_fewer_contexts_and_never_more_than_half(void **state)
+{
+    (void)state;
+    assert_int_equal(plan(whole, 1899).n_blocks, 127);
+    assert_int_equal(plan(whole, 1340).n_blocks, 16);
+    struct memory_needs small = whole;
+    small.weights = 100 * MIB;
+    small.head = 0;
+    assert_int_equal(plan(small, 1000).n_blocks, 100); /* half of it, though more is left */
+    assert_non_null(strstr(memory_plan_print(&small, &(struct memory_plan){.n_blocks = 100, .kv = 500 * MIB}).text,
+                           "6 of 8 contexts of 1000"));
+}
+
+static void a_context_that_does_not_fit_is_refused_with_one_that_does(void **state)
+{
+    (void)state;
+    struct error err = refusal(whole, 1330);
+    says(err, "needs 1340.0 of 1330.0 MiB: --context 896 or less, --max-rows 256 or fewer or 2 stages instead of 1");
+    struct memory_needs n = whole;
+    n.context = 896;
+    assert_int_equal(plan(n, 1330).n_blocks, 14);
+    n = whole;
+    n.max_rows = 256;
+    n.buffers = buffers_of(NULL, 256);
+    assert_int_equal(plan(n, 1330).n_blocks, 26);
+}
+
+static void what_was_asked_for_is_refused_by_its_own_flag(void **state)
+{
+    (void)state;
+    struct memory_needs n = whole;
+    n.asked_blocks = 200;
+    says(refusal(n, 2000), ": --kv-blocks 148 or fewer or 2 stages");
+    n.asked_blocks = 148;
+    assert_int_equal(plan(n, 2000).n_blocks, 148);
+    n = whole;
+    n.asked_kv_bytes = 1000 * MIB;
+    says(refusal(n, 2000), ": --kv-mib 740 or less or 2 stages");
+    n.asked_kv_bytes = 740 * MIB;
+    assert_int_equal(plan(n, 2000).n_blocks, 148);
+    n.asked_kv_bytes = 4 * MIB;
+    says(refusal(n, 2000), "0 blocks");
+    says(refusal(n, 2000), "--kv-mib 5 at least");
+}
+
+/* Neither a shorter context nor a smaller pool can help then. */
+static void weights_that_do_not_fit_want_more_stages(void **state)
+{
+    (void)state;
+    struct error err = refusal(whole, 600);
+    says(err, ": 4 stages instead of 1, the further ones on other machines (weights 1.1 GiB");
+    assert_null(strstr(err.message, "--context"));
+    assert_null(strstr(err.message, "--max-rows"));
+    struct memory_needs third = whole;
+    third.n_stages = 3;
+    third.n_layers = 4;
+    third.weights = 500 * MIB;
+    third.block_bytes = 2 * MIB;
+    says(refusal(third, 600), "4 stages instead of 3"); /* a stage of three then has four layers, one of four three */
+}
+
+static void what_nothing_helps_says_so(void **state)
+{
+    (void)state;
+    struct memory_needs one = whole;
+    one.n_stages = one.n_layers = one.model_layers = 1;
+    says(refusal(one, 100), "it takes more memory");
+    one.buffers_of = NULL;
+    says(refusal(one, 100), "it takes more memory");
+}
+
+/* After a restart the pool itself is what is no longer free. */
+static void a_kept_pool_is_not_needed_twice(void **state)
+{
+    (void)state;
+    struct memory_needs n = whole;
+    n.kept_blocks = 64;
+    n.held_bytes = 320 * MIB;
+    struct memory_plan p = plan(n, 1260);
+    assert_int_equal(p.n_blocks, 64);
+    assert_int_equal(p.total, 1260 * MIB);
+    n.kept_blocks = 5; /* less than one context: made anew */
+    assert_int_equal(plan(n, 1900).n_blocks, 128);
+}
+
+static void sizes_without_end_are_refused_not_wrapped(void **state)
+{
+    (void)state;
+    struct memory_needs n = whole;
+    n.block_bytes = 1ull << 43;
+    n.asked_blocks = 1u << 30;
+    says(refusal(n, 4096), "needs ");
+    n.asked_blocks = UINT32_MAX;
+    says(refusal(n, 4096), "cannot be");
+    n.asked_blocks = 0;
+    n.slots = 4096;
+    n.context = 1 << 24;
+    n.kv_block = 16;
+    refusal(n, 4096);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_slot_gets_a_context_where_there_is_room),
+        cmocka_unit_test(less_room_gives_fewer_contexts_and_never_more_than_half),
+        cmocka_unit_test(a_context_that_does_not_fit_is_refused_with_one_that_does),
+        cmocka_unit_test(what_was_asked_for_is_refused_by_its_own_flag),
+        cmocka_unit_test(weights_that_do_not_fit_want_more_stages),
+        cmocka_unit_test(what_nothing_helps_says_so),
+        cmocka_unit_test(a_kept_pool_is_not_needed_twice),
+        cmocka_unit_test(sizes_without_end_are_refused_not_wrapped),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
