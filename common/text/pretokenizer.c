@@ -9,7 +9,7 @@
 #include "common/base/check.h"
 
 enum {
-    MAX_PASSES = 4,
+    MAX_PASSES = 6,
     SEARCH_BYTES = 64 << 10,  /* an unanchored search that finds nothing comes up for air after so many bytes */
     JIT_STACK_BYTES = 512 << 10,
 };
@@ -23,19 +23,69 @@ enum {
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits "| ?[^" SP "\\p{L}\\p{N}]+[\\r\\n]*"          \
     "|" SP "*[\\r\\n]+|" SP "+(?!" NOT_SP ")|" SP "+"
 
+/* Letters of tekken by case; those without one, and marks, are in both. */
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define TEKKEN                                                                                                         \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*|\\p{N}"                      \
+    "| ?[^" SP "\\p{L}\\p{N}]+[\\r\\n/]*|" SP "*[\\r\\n]+|" SP "+(?!" NOT_SP ")|" SP "+"
+/* deepseek's classes, as its tokenizer.json has them: most letters with a case, signs of ASCII (and the letters between
+ * them) and their wide forms, and everything from U+0800 up to the end of Hangul but what lies between U+9FA5 and U+AC00. */
+#define CASED_LETTERS                                                                                                  \
+    "A-Za-z\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}"                    \
+    "\\x{295}-\\x{2af}\\x{370}-\\x{373}\\x{376}\\x{377}\\x{37b}-\\x{37d}\\x{37f}\\x{386}"                              \
+    "\\x{388}-\\x{38a}\\x{38c}\\x{38e}-\\x{3a1}\\x{3a3}-\\x{3f5}\\x{3f7}-\\x{481}\\x{48a}-\\x{52f}"                    \
+    "\\x{531}-\\x{556}\\x{10a0}-\\x{10c5}\\x{13a0}-\\x{13f5}\\x{13f8}-\\x{13fd}\\x{1c90}-\\x{1cba}"                    \
+    "\\x{1cbd}-\\x{1cbf}\\x{1d00}-\\x{1d2b}\\x{1d6b}-\\x{1d77}\\x{1d79}-\\x{1d9a}\\x{1e00}-\\x{1f15}"                  \
+    "\\x{1f18}-\\x{1f1d}\\x{1f20}-\\x{1f45}\\x{1f48}-\\x{1f4d}\\x{1f50}-\\x{1f57}\\x{1f59}\\x{1f5b}"                   \
+    "\\x{1f5d}\\x{1f5f}-\\x{1f7d}\\x{1f80}-\\x{1fb4}\\x{1fb6}-\\x{1fbc}\\x{1fbe}\\x{1fc2}-\\x{1fc4}"                   \
+    "\\x{1fc6}-\\x{1fcc}\\x{1fd0}-\\x{1fd3}\\x{1fd6}-\\x{1fdb}\\x{1fe0}-\\x{1fec}\\x{1ff2}-\\x{1ff4}"                  \
+    "\\x{1ff6}-\\x{1ffc}\\x{2102}\\x{2107}\\x{210a}-\\x{2113}\\x{2115}\\x{2119}-\\x{211d}\\x{2124}"                    \
+    "\\x{2126}\\x{2128}\\x{212a}-\\x{212d}\\x{212f}-\\x{2134}\\x{2139}\\x{213c}-\\x{213f}"                             \
+    "\\x{2145}-\\x{2149}\\x{214e}\\x{2183}\\x{2184}\\x{2c00}-\\x{2c7b}\\x{2c7e}-\\x{2ce4}"                             \
+    "\\x{2ceb}-\\x{2cee}\\x{2cf2}\\x{2cf3}\\x{a640}-\\x{a66d}\\x{a680}-\\x{a69b}\\x{a722}-\\x{a76f}"                   \
+    "\\x{a771}-\\x{a787}\\x{a78b}-\\x{a78e}\\x{ab70}-\\x{abbf}\\x{fb00}-\\x{fb06}\\x{fb13}-\\x{fb17}"                  \
+    "\\x{ff21}-\\x{ff3a}\\x{ff41}-\\x{ff5a}\\x{10400}-\\x{1044f}\\x{104b0}-\\x{104d3}"                                 \
+    "\\x{104d8}-\\x{104fb}\\x{10c80}-\\x{10cb2}\\x{10cc0}-\\x{10cf2}\\x{118a0}-\\x{118df}"                             \
+    "\\x{1e900}-\\x{1e943}"
+#define CJK "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+"
+#define DEEPSEEK_SIGNS "[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}\\x{3000}-\\x{3002}]+"
+/* "\s+$", looked for only where white space begins: else a long run that does not end the piece would be read anew from each
+ * of its places. Line ends are pieces of their own before. */
+#define SP_AT_END "(?<!" SP ")" SP "++\\z"
+
 struct rule {
     const char *name;
     int whole_words, adds_bos;
     const char *pattern[MAX_PASSES];
 };
 
-/* As the models' own tokenizer.json files and llama.cpp have them; "default" is llama.cpp's. */
+/* As the models' own tokenizer.json files have them, with llama.cpp's names and habits; "default" is llama.cpp's. */
 static const struct rule rules[] = {
     {"smollm", 0, 0, {"\\p{N}", GPT2}},
     {"gpt-2", 0, 0, {GPT2}},
     {"qwen2", 0, 0, {WORDS("\\p{N}")}},
     {"llama-bpe", 1, 1, {WORDS("\\p{N}{1,3}")}},
+    {"dbrx", 0, 0, {WORDS("\\p{N}{1,3}")}},
+    {"tekken", 1, 1, {TEKKEN}},
+    {"deepseek-llm", 0, 0, {"[\\r\\n]", SP "?[" CASED_LETTERS "]+", SP "?" DEEPSEEK_SIGNS, SP_AT_END, CJK, "\\p{N}"}},
+    {"deepseek-coder", 0, 0, {"[\\r\\n]", SP "?\\p{L}+", SP "?\\p{P}+", CJK, "\\p{N}"}},
     {"default", 0, 0, {"[\\p{P}\\$\\+<=>\\^~\\|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}},
+};
+
+/* Names that llama.cpp gives to vocabularies with the very same patterns and habits. */
+static const struct {
+    const char *name, *rule;
+} aliases[] = {
+    {"llama3", "llama-bpe"},      {"llama-v3", "llama-bpe"},   {"falcon3", "llama-bpe"},     {"falcon-h1", "llama-bpe"},
+    {"pixtral", "llama-bpe"},     {"midm-2.0", "llama-bpe"},   {"lfm2", "llama-bpe"},        {"smaug-bpe", "dbrx"},
+    {"glm4", "dbrx"},             {"chatglm-bpe", "dbrx"},     {"deepseek-r1-qwen", "qwen2"}, {"stablelm2", "qwen2"},
+    {"megrez", "qwen2"},          {"hunyuan", "qwen2"},        {"kormo", "qwen2"},           {"solar-open", "qwen2"},
+    {"grok-2", "qwen2"},          {"phi-2", "gpt-2"},          {"mpt", "gpt-2"},             {"olmo", "gpt-2"},
+    {"jais", "gpt-2"},            {"exaone4", "gpt-2"},        {"gigachat", "gpt-2"},        {"a.x-4.0", "gpt-2"},
+    {"mellum", "gpt-2"},          {"trillion", "gpt-2"},       {"granite-docling", "gpt-2"}, {"starcoder", "smollm"},
+    {"refact", "smollm"},         {"command-r", "smollm"},     {"codeshell", "smollm"},      {"exaone", "smollm"},
+    {"minerva-7b", "smollm"},     {"mellum2", "smollm"},
 };
 
 struct pretokenizer {
@@ -50,10 +100,18 @@ struct pretokenizer_scratch {
     pcre2_jit_stack *stack; /* NULL where PCRE2 has no JIT: the interpreter answers the same */
 };
 
+static int is_called(const char *name, struct text t)
+{
+    return strlen(name) == t.len && memcmp(name, t.data, t.len) == 0;
+}
+
 static const struct rule *find_rule(struct text name)
 {
+    for (size_t i = 0; i < ARRAY_LEN(aliases); i++)
+        if (is_called(aliases[i].name, name))
+            name = (struct text){aliases[i].rule, strlen(aliases[i].rule)};
     for (size_t i = 0; i < ARRAY_LEN(rules); i++)
-        if (strlen(rules[i].name) == name.len && memcmp(rules[i].name, name.data, name.len) == 0)
+        if (is_called(rules[i].name, name))
             return &rules[i];
     return NULL;
 }
@@ -64,9 +122,8 @@ static enum status refuse_name(struct text name, struct error *err)
     size_t at = 0;
     for (size_t i = 0; i < ARRAY_LEN(rules); i++)
         at += (size_t)snprintf(known + at, sizeof known - at, "%s%s", i ? ", " : "", rules[i].name);
-    int len = name.len > 60 ? 60 : (int)name.len;
-    return error_set(err, STATUS_BAD_MODEL, "tokenizer.ggml.pre \"%.*s\" is not supported (supported: %s)", len, name.data,
-                     known);
+    return error_set(err, STATUS_BAD_MODEL, "tokenizer.ggml.pre \"%s\" is not supported (supported: %s, and names of the same)",
+                     gguf_printable(name).text, known);
 }
 
 static enum status compile(const char *pattern, pcre2_code **out, struct error *err)
