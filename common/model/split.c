@@ -17,7 +17,13 @@ static const double DECODE_SHARE = 0.25;
 
 static double elements(const struct gguf_tensor *t)
 {
-    return (double)t->ne[0] * (double)t->ne[1];
+    return (double)t->ne[0] * (double)t->ne[1] * (double)t->ne[2];
+}
+
+/* How much of a tensor one token meets: of the experts only those that it is sent to. */
+static double used_part(const struct hparams *hp, const struct gguf_tensor *t)
+{
+    return t->ne[2] > 1 ? (double)hp->n_experts_used / (double)hp->n_experts : 1;
 }
 
 static struct work layer_work(const struct model *m, uint32_t layer)
@@ -28,9 +34,10 @@ static struct work layer_work(const struct model *m, uint32_t layer)
     for (uint32_t i = 0; i < N_LAYER_TENSORS; i++) {
         if (!tensors[i])
             continue;
-        w.decode_bytes += (double)tensors[i]->bytes;
+        double used = used_part(&m->hp, tensors[i]);
+        w.decode_bytes += used * (double)tensors[i]->bytes;
         if (tensors[i]->ne[1] > 1) /* a matrix */
-            w.prefill_macs += elements(tensors[i]);
+            w.prefill_macs += used * elements(tensors[i]);
     }
     return w;
 }

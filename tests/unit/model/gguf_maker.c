@@ -173,42 +173,111 @@ void maker_drop_tensor(struct maker *m, const char *name)
     memmove(t, t + 1, (size_t)(m->tensors + --m->n_tensors - t) * sizeof *t);
 }
 
-static void add_layer_tensor(struct maker *m, uint32_t layer, const char *suffix, uint32_t type, uint64_t ne0,
-                             uint64_t ne1)
+static void arch_key(struct maker *m, char out[96], const char *suffix)
+{
+    const struct maker_key *k = maker_key(m, "general.architecture");
+    snprintf(out, 96, "%.*s.%s", (int)(k->len - 8), (const char *)k->value + 8, suffix);
+}
+
+void maker_arch_u32(struct maker *m, const char *suffix, uint32_t v)
+{
+    char key[96];
+    arch_key(m, key, suffix);
+    maker_u32(m, key, v);
+}
+
+void maker_arch_f32(struct maker *m, const char *suffix, float v)
+{
+    char key[96];
+    arch_key(m, key, suffix);
+    maker_f32(m, key, v);
+}
+
+static struct maker_tensor *add_layer_tensor(struct maker *m, uint32_t layer, const char *suffix, uint32_t type, uint64_t ne0,
+                                             uint64_t ne1)
 {
     char name[96];
-    snprintf(name, sizeof name, "blk.%u.%s.weight", layer, suffix);
-    maker_add_tensor(m, name, type, ne0, ne1);
+    snprintf(name, sizeof name, "blk.%u.%s", layer, suffix);
+    return maker_add_tensor(m, name, type, ne0, ne1);
+}
+
+static void add_expert_tensor(struct maker *m, uint32_t layer, const char *suffix, const struct maker_shape *s, uint64_t ne0,
+                              uint64_t ne1)
+{
+    struct maker_tensor *t = add_layer_tensor(m, layer, suffix, s->type, ne0, ne1);
+    t->n_dims = 3;
+    t->ne[2] = s->n_experts;
+}
+
+static void add_mlp(struct maker *m, uint32_t i, const struct maker_shape *s)
+{
+    add_layer_tensor(m, i, "ffn_norm.weight", TENSOR_F32, s->n_embd, 1);
+    if (!s->n_experts) {
+        add_layer_tensor(m, i, "ffn_gate.weight", s->type, s->n_embd, s->n_ff);
+        add_layer_tensor(m, i, "ffn_up.weight", s->type, s->n_embd, s->n_ff);
+        add_layer_tensor(m, i, "ffn_down.weight", s->type, s->n_ff, s->n_embd);
+        return;
+    }
+    add_layer_tensor(m, i, "ffn_gate_inp.weight", TENSOR_F32, s->n_embd, s->n_experts);
+    add_expert_tensor(m, i, "ffn_gate_exps.weight", s, s->n_embd, s->n_ff_expert);
+    add_expert_tensor(m, i, "ffn_up_exps.weight", s, s->n_embd, s->n_ff_expert);
+    add_expert_tensor(m, i, "ffn_down_exps.weight", s, s->n_ff_expert, s->n_embd);
+}
+
+static void add_layer(struct maker *m, const char *arch, uint32_t i, const struct maker_shape *s)
+{
+    uint32_t head = s->n_embd / s->n_heads, kv = head * s->n_kv_heads, q = head * s->n_heads;
+    add_layer_tensor(m, i, "attn_norm.weight", TENSOR_F32, s->n_embd, 1);
+    add_layer_tensor(m, i, "attn_q.weight", s->type, s->n_embd, q);
+    add_layer_tensor(m, i, "attn_k.weight", s->type, s->n_embd, kv);
+    add_layer_tensor(m, i, "attn_v.weight", s->type, s->n_embd, kv);
+    add_layer_tensor(m, i, "attn_output.weight", s->type, q, s->n_embd);
+    if (strcmp(arch, "qwen2") == 0) {
+        add_layer_tensor(m, i, "attn_q.bias", TENSOR_F32, q, 1);
+        add_layer_tensor(m, i, "attn_k.bias", TENSOR_F32, kv, 1);
+        add_layer_tensor(m, i, "attn_v.bias", TENSOR_F32, kv, 1);
+    }
+    if (strncmp(arch, "qwen3", 5) == 0 || strcmp(arch, "gemma3") == 0) {
+        add_layer_tensor(m, i, "attn_q_norm.weight", TENSOR_F32, head, 1);
+        add_layer_tensor(m, i, "attn_k_norm.weight", TENSOR_F32, head, 1);
+    }
+    if (strcmp(arch, "gemma3") == 0) {
+        add_layer_tensor(m, i, "post_attention_norm.weight", TENSOR_F32, s->n_embd, 1);
+        add_layer_tensor(m, i, "post_ffw_norm.weight", TENSOR_F32, s->n_embd, 1);
+    }
+    add_mlp(m, i, s);
+}
+
+void maker_model(struct maker *m, const char *arch, const struct maker_shape *s)
+{
+    maker_text(m, "general.architecture", arch);
+    maker_arch_u32(m, "block_count", s->n_layers);
+    maker_arch_u32(m, "context_length", 512);
+    maker_arch_u32(m, "embedding_length", s->n_embd);
+    maker_arch_u32(m, "feed_forward_length", s->n_ff);
+    maker_arch_u32(m, "attention.head_count", s->n_heads);
+    if (s->n_kv_heads != s->n_heads)
+        maker_arch_u32(m, "attention.head_count_kv", s->n_kv_heads);
+    maker_arch_f32(m, "attention.layer_norm_rms_epsilon", 1e-5f);
+    if (strcmp(arch, "gemma3") == 0)
+        maker_arch_u32(m, "attention.sliding_window", 32);
+    if (s->n_experts) {
+        maker_arch_u32(m, "expert_count", s->n_experts);
+        maker_arch_u32(m, "expert_used_count", s->n_experts_used);
+        maker_arch_u32(m, "expert_feed_forward_length", s->n_ff_expert);
+    }
+    maker_texts(m, "tokenizer.ggml.tokens", s->n_vocab);
+    maker_add_tensor(m, "token_embd.weight", s->type, s->n_embd, s->n_vocab);
+    maker_add_tensor(m, "output_norm.weight", TENSOR_F32, s->n_embd, 1);
+    if (!s->tied)
+        maker_add_tensor(m, "output.weight", s->type, s->n_embd, s->n_vocab);
+    for (uint32_t i = 0; i < s->n_layers; i++)
+        add_layer(m, arch, i, s);
 }
 
 void maker_llama(struct maker *m, const struct maker_shape *s)
 {
-    uint32_t head = s->n_embd / s->n_heads, kv = head * s->n_kv_heads, q = head * s->n_heads, t = s->type;
-    maker_text(m, "general.architecture", "llama");
-    maker_u32(m, "llama.block_count", s->n_layers);
-    maker_u32(m, "llama.context_length", 512);
-    maker_u32(m, "llama.embedding_length", s->n_embd);
-    maker_u32(m, "llama.feed_forward_length", s->n_ff);
-    maker_u32(m, "llama.attention.head_count", s->n_heads);
-    if (s->n_kv_heads != s->n_heads)
-        maker_u32(m, "llama.attention.head_count_kv", s->n_kv_heads);
-    maker_f32(m, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    maker_texts(m, "tokenizer.ggml.tokens", s->n_vocab);
-    maker_add_tensor(m, "token_embd.weight", t, s->n_embd, s->n_vocab);
-    maker_add_tensor(m, "output_norm.weight", TENSOR_F32, s->n_embd, 1);
-    if (!s->tied)
-        maker_add_tensor(m, "output.weight", t, s->n_embd, s->n_vocab);
-    for (uint32_t i = 0; i < s->n_layers; i++) {
-        add_layer_tensor(m, i, "attn_norm", TENSOR_F32, s->n_embd, 1);
-        add_layer_tensor(m, i, "attn_q", t, s->n_embd, q);
-        add_layer_tensor(m, i, "attn_k", t, s->n_embd, kv);
-        add_layer_tensor(m, i, "attn_v", t, s->n_embd, kv);
-        add_layer_tensor(m, i, "attn_output", t, q, s->n_embd);
-        add_layer_tensor(m, i, "ffn_norm", TENSOR_F32, s->n_embd, 1);
-        add_layer_tensor(m, i, "ffn_gate", t, s->n_embd, s->n_ff);
-        add_layer_tensor(m, i, "ffn_up", t, s->n_embd, s->n_ff);
-        add_layer_tensor(m, i, "ffn_down", t, s->n_ff, s->n_embd);
-    }
+    maker_model(m, "llama", s);
 }
 
 /* --- writing

@@ -41,6 +41,7 @@ struct maker_shape {
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, n_ff, n_vocab;
     uint32_t type; /* of the matrices */
     int tied;
+    uint32_t n_experts, n_experts_used, n_ff_expert; /* n_experts 0: a dense MLP */
 };
 
 struct maker *maker_create(void);
@@ -48,6 +49,12 @@ void maker_destroy(struct maker *m);
 
 /* A whole model of architecture llama with only the keys that have no default. */
 void maker_llama(struct maker *m, const struct maker_shape *shape);
+
+/* The same of another architecture that is supported: with its own tensors, keys and windows of 32 positions. */
+void maker_model(struct maker *m, const char *arch, const struct maker_shape *shape);
+/* Sets the key ARCH.suffix of the model's own architecture (general.architecture). */
+void maker_arch_u32(struct maker *m, const char *suffix, uint32_t v);
+void maker_arch_f32(struct maker *m, const char *suffix, float v);
 
 /* A key of this name is replaced. */
 void maker_u32(struct maker *m, const char *name, uint32_t v);

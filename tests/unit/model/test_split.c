@@ -304,6 +304,31 @@ static void split_bytes_of_the_stages_sum_to_the_model(void **state)
     }
 }
 
+/* Two of eight experts: the cut weighs a layer as one of a quarter of its experts' size, so as one whose MLP is dense and as
+ * large as two; the memory is that of all eight. */
+static void split_counts_the_experts_that_a_token_meets_and_the_memory_of_all(void **state)
+{
+    (void)state;
+    const uint64_t expert = 4 * 3 * 32 * 64, router = 4 * 32 * 8;
+    struct maker_shape dense = SMALL, shape = SMALL;
+    shape.n_experts = 8;
+    shape.n_experts_used = 2;
+    shape.n_ff_expert = 64;
+    dense.n_ff = 128;
+    shape.n_vocab = dense.n_vocab = 2000;
+    struct fixture f = open_shape(&shape), g = open_shape(&dense);
+    struct split s, want;
+    for (uint32_t n = 2; n <= 4; n++) {
+        assert_int_equal(split_plan(&f.model, n, "auto", &s, NULL), STATUS_OK);
+        assert_int_equal(split_plan(&g.model, n, "auto", &want, NULL), STATUS_OK);
+        assert_cut(&s, want.first_layer, n);
+    }
+    uint64_t sparse_bytes = split_weight_bytes(&f.model, &s, 1), dense_bytes = split_weight_bytes(&g.model, &want, 1);
+    assert_int_equal(sparse_bytes - dense_bytes, (s.first_layer[2] - s.first_layer[1]) * (6 * expert + router));
+    close_fixture(&f);
+    close_fixture(&g);
+}
+
 static void split_kv_bytes_are_those_of_the_layers_in_f16(void **state)
 {
     (void)state;
@@ -326,6 +351,7 @@ int main(void)
         cmocka_unit_test(split_list_is_taken_as_it_stands),
         cmocka_unit_test(split_list_that_does_not_fit_is_refused_with_both_numbers),
         cmocka_unit_test(split_bytes_of_the_stages_sum_to_the_model),
+        cmocka_unit_test(split_counts_the_experts_that_a_token_meets_and_the_memory_of_all),
         cmocka_unit_test(split_kv_bytes_are_those_of_the_layers_in_f16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
