@@ -74,13 +74,10 @@ enum status text_workers_submit(struct text_workers *w, void (*job)(void *arg), 
     return s == STATUS_FULL ? STATUS_QUEUE_FULL : s == STATUS_CLOSED ? STATUS_DRAINING : s;
 }
 
-/* A vocabulary token covers at least one byte; special ones that the model adds come on top. */
-enum { EXTRA_IDS = 8 };
-
 enum status text_tokenize(const struct text_context *t, const char *text, size_t len, unsigned flags, const char *param,
                           size_t max_ids, uint32_t **ids, size_t *n_ids, struct error *err)
 {
-    size_t room = len + EXTRA_IDS < max_ids ? len + EXTRA_IDS : max_ids;
+    size_t most = tokenizer_max_ids(t->tokenizer, len), room = most < max_ids ? most : max_ids;
     uint32_t *out = malloc((room ? room : 1) * sizeof *out);
     if (!out)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory to tokenize %zu bytes", len);

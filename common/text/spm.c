@@ -120,6 +120,8 @@ static enum status build_bytes(struct spm *s, struct error *err)
     for (int b = 0; b < 256; b++)
         n_bytes += s->byte_id[b] != VOCAB_NO_ID;
     s->all_bytes = n_bytes == 256;
+    uint32_t space = vocab_map_find(&s->map, SPACE_TEXT, 3);
+    s->space_ids = space != VOCAB_NO_ID && v->kind[space] != TOKEN_UNUSED ? 1 : 3;
     if (n_bytes == 0 && s->longest == 0)
         return error_set(err, STATUS_BAD_MODEL, "tokenizer.ggml.tokens has no token that text could become");
     if (!s->all_bytes)
@@ -272,7 +274,7 @@ static enum status give_place(struct giver *g, uint32_t at, uint32_t id, uint32_
     const char *text = g->c->text + g->c->places[at].start;
     uint32_t cp;
     unsigned len = utf8_decode(text, 4, &cp); /* the word is well-formed, and 3 bytes more are readable */
-    return cp == SPACE ? give_bytes(g, " ", 1) : give_bytes(g, text, len);
+    return give_bytes(g, text, len);
 }
 
 /* Merges and gives the word that lies in the scratch, and empties it. */

@@ -33,6 +33,7 @@ struct spm {
     uint32_t byte_id[256];     /* VOCAB_NO_ID: no such byte token */
     uint32_t unknown;          /* VOCAB_NO_ID: none */
     int all_bytes;             /* every byte has a token: no text is lost */
+    unsigned space_ids;        /* most ids that one space becomes: 3 where U+2581 is no token */
     int space_prefix;          /* a space is put before what stands at the start and behind each special token */
 };
 

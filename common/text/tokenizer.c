@@ -209,6 +209,15 @@ static enum status encode_marked(struct encoder *e, struct special_search *q, un
     return s;
 }
 
+size_t tokenizer_max_ids(const struct tokenizer *t, size_t len)
+{
+    if (t->vocab.model == VOCAB_BYTE_LEVEL)
+        return len + 2;
+    /* Every byte may be a space, and every second one a special token with a space put behind it. */
+    size_t n_spaces = len + (t->spm.space_prefix ? len / 2 + 1 : 0);
+    return t->spm.space_ids * n_spaces + 2;
+}
+
 enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, int64_t deadline_ns,
                              uint32_t *ids, size_t max_ids, size_t *n_ids, struct error *err)
 {

@@ -33,6 +33,8 @@ enum status tokenizer_create(const struct gguf *g, struct tokenizer **out, struc
 void tokenizer_destroy(struct tokenizer *t);
 
 uint32_t tokenizer_n_vocab(const struct tokenizer *t);
+/* The most ids that a text of len bytes becomes, with those that ADD_SPECIAL adds. */
+size_t tokenizer_max_ids(const struct tokenizer *t, size_t len);
 /* Writes at most max_ids; *n_ids is written on success. Linear in len apart from the merges of one pre-token, which are
  * n log n. deadline_ns: clock_now_ns scale, INT64_MAX for none; looked at at least every millisecond of work. */
 enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, int64_t deadline_ns,

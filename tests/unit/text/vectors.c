@@ -148,9 +148,10 @@ double cpu_seconds(void)
 uint32_t *encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, size_t *n)
 {
     struct error err = {0};
-    uint32_t *ids = malloc((len + 2) * sizeof *ids);
+    size_t room = tokenizer_max_ids(t, len);
+    uint32_t *ids = malloc(room * sizeof *ids);
     assert_non_null(ids);
-    if (tokenizer_encode(t, text, len, flags, INT64_MAX, ids, len + 2, n, &err) != STATUS_OK)
+    if (tokenizer_encode(t, text, len, flags, INT64_MAX, ids, room, n, &err) != STATUS_OK)
         fail_msg("%s", err.message);
     return ids;
 }

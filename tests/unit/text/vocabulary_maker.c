@@ -4,7 +4,7 @@
 
 #include "common/text/utf8.h"
 
-enum { TYPE_U32 = 4, TYPE_I32 = 5, TYPE_BOOL = 7, TYPE_TEXT = 8, TYPE_ARRAY = 9, AT_N_KEYS = 16 };
+enum { TYPE_U32 = 4, TYPE_I32 = 5, TYPE_F32 = 6, TYPE_BOOL = 7, TYPE_TEXT = 8, TYPE_ARRAY = 9, AT_N_KEYS = 16 };
 
 static void put(struct vocabulary_maker *m, uint64_t v, size_t bytes)
 {
@@ -81,6 +81,18 @@ void vocabulary_maker_ints(struct vocabulary_maker *m, const char *key, const in
     put(m, n, 8);
     for (uint64_t i = 0; i < n; i++)
         put(m, (uint32_t)ints[i], 4);
+}
+
+void vocabulary_maker_floats(struct vocabulary_maker *m, const char *key, const float *floats, uint64_t n)
+{
+    put_key(m, key, TYPE_ARRAY);
+    put(m, TYPE_F32, 4);
+    put(m, n, 8);
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &floats[i], 4);
+        put(m, bits, 4);
+    }
 }
 
 const void *vocabulary_maker_bytes(struct vocabulary_maker *m, size_t *len)

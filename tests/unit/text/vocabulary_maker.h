@@ -25,6 +25,7 @@ void vocabulary_maker_i32(struct vocabulary_maker *m, const char *key, int32_t v
 void vocabulary_maker_bool(struct vocabulary_maker *m, const char *key, int value);
 void vocabulary_maker_texts(struct vocabulary_maker *m, const char *key, const struct text *texts, uint64_t n);
 void vocabulary_maker_ints(struct vocabulary_maker *m, const char *key, const int32_t *ints, uint64_t n);
+void vocabulary_maker_floats(struct vocabulary_maker *m, const char *key, const float *floats, uint64_t n);
 /* The finished file; keys may not be added afterwards. */
 const void *vocabulary_maker_bytes(struct vocabulary_maker *m, size_t *len);
 
