@@ -188,11 +188,11 @@ enum status model_report_open(const struct model_options *o, struct model_report
     const struct ops *ops;
     struct error why = {0};
     *r = (struct model_report){.gguf = NULL};
-    TRY(ops_open("auto", "auto", &ops, err));
     if (gguf_open(o->path, &r->gguf, &why) != STATUS_OK) {
         refuse(r, why.message);
         return STATUS_OK;
     }
+    TRY(ops_open("auto", "auto", &ops, err));
     read_contents(r, o, ops);
     return r->n_refusals ? STATUS_OK : size_stages(r, o, ops, err);
 }
