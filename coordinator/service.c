@@ -181,9 +181,9 @@ static void on_generate_closed(void *ctx, struct generate_call *call)
     request_release(r);
 }
 
-/* --- Tokenize, Detokenize, ApplyTemplate, GetModel ------------------------------------------------------------------------- */
+/* --- Tokenize, Detokenize, ApplyTemplate, GetModel, GetPieces ------------------------------------------------------------------------- */
 
-enum unary_kind { UNARY_TOKENIZE, UNARY_DETOKENIZE, UNARY_TEMPLATE };
+enum unary_kind { UNARY_TOKENIZE, UNARY_DETOKENIZE, UNARY_TEMPLATE, UNARY_PIECES };
 
 struct unary_job {
     struct service *service;
@@ -245,6 +245,30 @@ static void run_template(struct unary_job *j, struct error *err)
     buf_fini(&text);
 }
 
+static void run_pieces(struct unary_job *j, struct error *err)
+{
+    const struct tokenizer *t = j->service->o.text.tokenizer;
+    uint32_t n = tokenizer_n_vocab(t), n_hidden = 0;
+    uint32_t *lengths = calloc(2 * (size_t)n + 1, sizeof *lengths), *hidden = lengths + n;
+    struct buf text;
+    buf_init(&text, TEXT_MAX_BYTES);
+    for (uint32_t id = 0; lengths && id < n; id++) {
+        struct text piece = tokenizer_piece(t, id, 1);
+        lengths[id] = (uint32_t)piece.len;
+        if (tokenizer_is_control(t, id))
+            hidden[n_hidden++] = id;
+        buf_append(&text, piece.data, piece.len);
+    }
+    if (!lengths || text.failed) {
+        error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the vocabulary");
+        unary_call_fail(j->call, err);
+    } else {
+        unary_call_pieces(j->call, &(struct vocabulary_pieces){{text.data ? text.data : "", text.len}, lengths, hidden, n, n_hidden});
+    }
+    buf_fini(&text);
+    free(lengths);
+}
+
 static void run_unary(void *arg)
 {
     struct unary_job *j = arg;
@@ -253,6 +277,8 @@ static void run_unary(void *arg)
         run_tokenize(j, &err);
     else if (j->kind == UNARY_DETOKENIZE)
         run_detokenize(j, &err);
+    else if (j->kind == UNARY_PIECES)
+        run_pieces(j, &err);
     else
         run_template(j, &err);
     release_text(j->service, j->len + j->n_ids * sizeof *j->ids);
@@ -302,6 +328,11 @@ static void on_detokenize(void *ctx, struct unary_call *call, const uint32_t *id
 static void on_apply_template(void *ctx, struct unary_call *call, struct bytes chat_json)
 {
     submit_unary(ctx, call, UNARY_TEMPLATE, chat_json, NULL, 0, 0, 0);
+}
+
+static void on_get_pieces(void *ctx, struct unary_call *call)
+{
+    submit_unary(ctx, call, UNARY_PIECES, (struct bytes){"", 0}, NULL, 0, 0, 0);
 }
 
 static void on_get_model(void *ctx, struct unary_call *call)
@@ -430,7 +461,7 @@ void service_set_health(struct service *s, int serving)
 static enum status add_services(struct service *s)
 {
     TRY(inference_service_add(s->server, &(struct inference_service){s, on_generate, on_generate_closed, on_tokenize,
-                                                                     on_detokenize, on_apply_template, on_get_model}));
+                                                                     on_detokenize, on_apply_template, on_get_model, on_get_pieces}));
     TRY(stages_service_add(s->server, &(struct stages_service){s, on_attach, on_stage_message, on_stage_closed,
                                                                on_result_acquire}));
     return admin_service_add(s->server,

@@ -399,7 +399,7 @@ static enum status adopt_one(struct adopt *all, const struct held_connection *h,
     x->adopted = a;
     list_push_back(&all->all, &a->link);
     all->n++;
-    server_adopt(all->gw->server, x, c.first.text_ns != 0); /* who has begun to read had a slot */
+    server_adopt(all->gw->server, x, c.choices[0].first.text_ns != 0); /* who has begun to read had a slot */
     pthread_mutex_lock(&x->lock);
     if (!x->ended && !x->gone)
         completion_adopt(x, &c);

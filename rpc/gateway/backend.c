@@ -9,12 +9,13 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "rpc/gateway/pieces.h"
 
 #define LOG_MODULE "backend"
 #include "common/base/log.h"
 
 /* A coordinator that came back may serve another model, so the card is asked again after a silence and now and then. */
-enum { MODEL_POLL_MS = 5000, MODEL_FIRST_MS = 50, CALL_TIMEOUT_MS = 900, NEVER_WAIT_MS = 1500, METRICS_MAX_BYTES = 16 << 20 };
+enum { MODEL_POLL_MS = 5000, MODEL_FIRST_MS = 50, CALL_TIMEOUT_MS = 900, NEVER_WAIT_MS = 1500, METRICS_MAX_BYTES = 16 << 20, PIECES_TIMEOUT_MS = 10000 };
 
 struct backend {
     struct rpc_channel *channel;
@@ -23,7 +24,7 @@ struct backend {
     enum metric_aliases aliases;
     int64_t created_ns;
     int64_t poll_at_ns, model_at_ns, metrics_at_ns; /* the watcher's thread */
-    atomic_int status_out, model_out, metrics_out;  /* calls under way */
+    atomic_int status_out, model_out, metrics_out, pieces_out; /* calls under way */
 
     pthread_mutex_t lock; /* guards what follows */
     struct service_status status;
@@ -31,6 +32,8 @@ struct backend {
     int silent;          /* the last call failed */
     struct model_card card;
     struct buf metrics;
+    struct pieces *pieces; /* NULL: not known, or of a coordinator that went */
+    uint32_t n_silences, pieces_asked; /* the second: the first when they were asked for */
 };
 
 static void take_bytes(char *to, size_t size, struct bytes from)
@@ -48,6 +51,11 @@ static void on_status(void *ctx, const struct error *err, const struct service_s
     pthread_mutex_lock(&b->lock);
     int was_silent = b->silent;
     b->silent = !ok;
+    if (!ok && !was_silent) { /* who comes back may have another model */
+        b->n_silences++;
+        pieces_release(b->pieces);
+        b->pieces = NULL;
+    }
     if (ok) {
         service_status_copy(&b->status, s);
         b->answered_ns = clock_now_ns();
@@ -73,6 +81,22 @@ static void on_model(void *ctx, const struct error *err, const struct model_fact
         pthread_mutex_unlock(&b->lock);
     }
     atomic_store(&b->model_out, 0);
+}
+
+static void on_pieces(void *ctx, const struct error *err, const struct vocabulary_pieces *v)
+{
+    struct backend *b = ctx;
+    struct pieces *p = err->status == STATUS_OK ? pieces_create(v->text, v->lengths, v->n, v->hidden, v->n_hidden) : NULL;
+    if (!p)
+        LOG_WARN("the vocabulary is not there: %s", err->status == STATUS_OK ? "no memory for it" : err->message);
+    pthread_mutex_lock(&b->lock);
+    struct pieces *old = b->pieces;
+    b->pieces = b->pieces_asked == b->n_silences ? p : NULL;
+    struct pieces *late = b->pieces ? NULL : p;
+    pthread_mutex_unlock(&b->lock);
+    pieces_release(old);
+    pieces_release(late);
+    atomic_store(&b->pieces_out, 0);
 }
 
 static void on_metrics(void *ctx, const struct error *err, const char *text, size_t len)
@@ -111,10 +135,12 @@ enum status backend_create(struct rpc_loop *loop, const struct config *c, struct
 
 void backend_destroy(struct backend *b)
 {
-    while (atomic_load(&b->status_out) || atomic_load(&b->model_out) || atomic_load(&b->metrics_out))
+    while (atomic_load(&b->status_out) || atomic_load(&b->model_out) || atomic_load(&b->metrics_out) ||
+           atomic_load(&b->pieces_out))
         nanosleep(&(struct timespec){.tv_nsec = 5 * NS_PER_MS}, NULL);
     rpc_channel_destroy(b->channel);
     buf_fini(&b->metrics);
+    pieces_release(b->pieces);
     pthread_mutex_destroy(&b->lock);
     free(b);
 }
@@ -179,6 +205,19 @@ int backend_answers(struct backend *b)
     int answers = is_heard(b);
     pthread_mutex_unlock(&b->lock);
     return answers;
+}
+
+struct pieces *backend_pieces(struct backend *b)
+{
+    pthread_mutex_lock(&b->lock);
+    struct pieces *p = pieces_acquire(b->pieces);
+    int ask = !p && !atomic_exchange(&b->pieces_out, 1);
+    if (ask)
+        b->pieces_asked = b->n_silences;
+    pthread_mutex_unlock(&b->lock);
+    if (ask && inference_get_pieces(b->channel, PIECES_TIMEOUT_MS, on_pieces, b) != STATUS_OK)
+        atomic_store(&b->pieces_out, 0);
+    return p;
 }
 
 int backend_metrics(struct backend *b, struct buf *out)

@@ -24,6 +24,7 @@ struct model_card {
 };
 
 struct backend;
+struct pieces;
 
 /* tls: how to reach the coordinator (rpc.h). */
 enum status backend_create(struct rpc_loop *loop, const struct config *c, struct rpc_tls *tls, struct backend **out, struct error *err);
@@ -50,6 +51,8 @@ void backend_keep_metrics(struct backend *b, const char *text, size_t len);
 enum metric_aliases backend_aliases(const struct config *c);
 /* Returns 0 while the model is not known yet. */
 int backend_model(struct backend *b, struct model_card *out);
+/* The vocabulary's texts, acquired for the caller; NULL while they are not known: then they are asked for. Not on the loop's thread. */
+struct pieces *backend_pieces(struct backend *b);
 /* Index of a name of the card, 0 for "", or -1. */
 int model_card_find(const struct model_card *card, const char *name, size_t len);
 

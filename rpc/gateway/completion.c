@@ -20,31 +20,40 @@ enum {
     TEXT_MAX_BYTES = 256 << 20,
 };
 
-void completion__set_state(struct completion *c, enum completion_state to)
+void completion__set_state(struct choice *h, enum completion_state to)
 {
-    trace_event("completion", (int64_t)c->x->serial, c->state, to, c->attempt);
-    c->state = to;
+    trace_event("completion", (int64_t)h->c->x->serial, h->state, to, h->attempt);
+    h->state = to;
 }
 
 /* --- ending ------------------------------------------------------------------------------------------------------- */
 
-/* Nothing is under way any more. Whoever calls this holds a reference of his own. */
-static void end_idle(struct completion *c)
+/* Nothing is under way any more for it; with the last choice, for the exchange. Whoever calls this holds a reference of his own. */
+static void end_idle(struct choice *h)
 {
-    completion__set_state(c, COMPLETION_ENDED);
-    exchange_release(c->x);
+    completion__set_state(h, COMPLETION_ENDED);
+    if (--h->c->n_open == 0)
+        exchange_release(h->c->x);
 }
 
 /* The answer is complete or will not be: what is left of the call is ended. */
-static void close_call(struct completion *c, int cancel)
+static void close_call(struct choice *h, int cancel)
 {
-    if (!c->gs) {
-        end_idle(c);
+    if (!h->gs) {
+        end_idle(h);
         return;
     }
-    completion__set_state(c, COMPLETION_CLOSING);
+    completion__set_state(h, COMPLETION_CLOSING);
     if (cancel)
-        generate_stream_cancel(c->gs);
+        generate_stream_cancel(h->gs);
+}
+
+static void close_all(struct completion *c)
+{
+    c->over = 1;
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->choices[i].state < COMPLETION_CLOSING)
+            close_call(&c->choices[i], 1);
 }
 
 static void tell_error(struct completion *c, const struct error *err)
@@ -62,9 +71,11 @@ static void tell_error(struct completion *c, const struct error *err)
 
 void completion__fail(struct completion *c, const struct error *err)
 {
+    if (c->over)
+        return;
+    c->over = 1;
     tell_error(c, err);
-    if (c->state != COMPLETION_CLOSING && c->state != COMPLETION_ENDED)
-        close_call(c, 1);
+    close_all(c);
 }
 
 /* --- events ------------------------------------------------------------------------------------------------------- */
@@ -75,16 +86,22 @@ static void begin_stream(struct completion *c)
     c->output_ns = clock_now_ns();
 }
 
-/* The stream's head, once, in front of the first text or the end. */
+static void name_prompt(struct completion *c)
+{
+    c->head.prompt_ids = (const uint32_t *)(const void *)c->prompt_ids.data;
+    c->head.n_prompt_ids = c->prompt_ids.len / sizeof(uint32_t);
+}
+
+/* The stream's head with the first chunk of every choice, once, in front of the first text or the end. */
 static struct buf *out_with_head(struct completion *c)
 {
     struct buf *out = exchange_stream_out(c->x);
     if (!c->x->streaming)
         begin_stream(c);
     if (!c->first_sent) {
-        c->head.prompt_ids = (const uint32_t *)(const void *)c->prompt_ids.data;
-        c->head.n_prompt_ids = c->prompt_ids.len / sizeof(uint32_t);
-        openai_first_chunk(out, &c->head);
+        name_prompt(c);
+        for (uint32_t i = 0; i < c->n; i++)
+            openai_first_chunk(out, &c->head, i);
         c->first_sent = 1;
         if (c->x->keeper)
             keeper_state(c->x->keeper)->user_flags |= KEPT_TOLD;
@@ -93,162 +110,268 @@ static struct buf *out_with_head(struct completion *c)
 }
 
 /* Asks for the next event unless the client is slow; then room() does. The end of a call is always asked for. */
-static void next(struct completion *c)
+static void next(struct choice *h)
 {
-    if (c->state != COMPLETION_CLOSING && c->x->streaming && c->x->out.len >= EXCHANGE_OUT_HIGH) {
-        c->x->full = c->paused = 1;
+    struct exchange *x = h->c->x;
+    if (h->state != COMPLETION_CLOSING && x->streaming && x->out.len >= EXCHANGE_OUT_HIGH) {
+        x->full = h->paused = 1;
         return;
     }
-    generate_stream_next(c->gs);
+    generate_stream_next(h->gs);
 }
 
-void completion__keep_accepted(struct completion *c)
+void completion__keep_accepted(struct choice *h)
 {
-    struct kept_accepted a = {.seed = c->seed, .prompt_tokens = c->prompt_tokens, .n_token = (uint32_t)c->n_token};
+    struct completion *c = h->c;
+    struct kept_accepted a = {.choice = h->index, .seed = h->seed, .prompt_tokens = c->prompt_tokens, .n_token = (uint32_t)h->n_token};
     if (!c->x->keeper)
         return;
     memcpy(a.fingerprint, c->head.fingerprint, sizeof a.fingerprint);
-    kept_write_accepted(c->x->keeper, &a, c->token, (const uint32_t *)(const void *)c->prompt_ids.data,
-                        c->prompt_ids.len / sizeof(uint32_t));
+    kept_write_accepted(c->x->keeper, &a, h->token, (const uint32_t *)(const void *)c->prompt_ids.data,
+                        h->index == 0 ? c->prompt_ids.len / sizeof(uint32_t) : 0);
     exchange_publish(c->x);
 }
 
 /* Of a later attempt nothing is new. */
-static void on_accepted(struct completion *c, const struct generate_event *e)
+static void on_accepted(struct choice *h, const struct generate_event *e)
 {
-    c->lost_ns = 0;
-    c->told_to_end = 0;
-    if (c->n_token)
+    struct completion *c = h->c;
+    h->lost_ns = 0;
+    h->told_to_end = 0;
+    if (h->n_token)
         return;
-    openai_fingerprint(e->profile, c->head.fingerprint);
-    c->prompt_tokens = e->prompt_tokens;
-    c->seed = e->seed;
-    buf_clear(&c->prompt_ids);
-    buf_append(&c->prompt_ids, e->ids, e->n_ids * sizeof *e->ids);
-    if (e->resume_token.len && e->resume_token.len <= sizeof c->token) {
-        memcpy(c->token, e->resume_token.data, e->resume_token.len);
-        c->n_token = e->resume_token.len;
+    h->seed = e->seed;
+    if (h->index == 0) {
+        openai_fingerprint(e->profile, c->head.fingerprint);
+        c->prompt_tokens = e->prompt_tokens;
+        buf_clear(&c->prompt_ids);
+        buf_append(&c->prompt_ids, e->ids, e->n_ids * sizeof *e->ids);
     }
-    completion__keep_accepted(c);
+    if (e->resume_token.len && e->resume_token.len <= sizeof h->token) {
+        memcpy(h->token, e->resume_token.data, e->resume_token.len);
+        h->n_token = e->resume_token.len;
+    }
+    completion__keep_accepted(h);
 }
 
-static void on_progress(struct completion *c, const struct generate_event *e)
+static void on_progress(struct choice *h, const struct generate_event *e)
 {
-    c->queue_position = e->queue_position;
-    c->read_tokens = e->read_tokens;
+    h->queue_position = e->queue_position;
+    h->read_tokens = e->read_tokens;
     if (e->prompt_tokens)
-        c->prompt_tokens = e->prompt_tokens;
+        h->c->prompt_tokens = e->prompt_tokens;
 }
 
 /* Into the journal, for the next publishing: which must have the text as well. */
-static void keep_text(struct completion *c, const struct generate_event *e, int is_first)
+static void keep_text(struct choice *h, const struct generate_event *e, int is_first, size_t logprobs_at)
 {
+    struct completion *c = h->c;
     if (!c->x->keeper)
         return;
     if (is_first)
-        kept_write_first(c->x->keeper, &(struct kept_first){c->usage, c->text_ns});
-    kept_write_text(c->x->keeper, e->ids, e->n_ids, c->request.stream ? NULL : &e->text);
+        kept_write_first(c->x->keeper, &(struct kept_first){h->index, h->usage, h->text_ns});
+    kept_write_ids(c->x->keeper, h->index, h->chars, e->ids, e->n_ids);
+    if (!c->request.stream)
+        kept_write_text(c->x->keeper, h->index, e->text,
+                        (struct bytes){h->logprobs.len > logprobs_at ? h->logprobs.data + logprobs_at : "", h->logprobs.len - logprobs_at});
 }
 
-static void on_text(struct completion *c, const struct generate_event *e)
+/* The prompt is in the cache now. The tick opens their calls: this is the loop's thread. */
+static void wake_the_others(struct completion *c)
 {
-    int is_first = !c->text_ns;
-    completion__set_state(c, COMPLETION_TALKING);
-    c->n_in_vain = 0;
-    buf_append(&c->ids, e->ids, e->n_ids * sizeof *e->ids);
-    if (is_first) {
-        c->text_ns = clock_now_ns();
-        c->usage = e->usage;
-    }
-    if (!c->request.stream)
-        buf_append(&c->text, e->text.data, e->text.len);
-    if (!c->request.stream || (!e->text.len && !c->head.return_token_ids)) { /* or a part of a character */
-        keep_text(c, e, is_first);
-        exchange_publish(c->x);
-        return;
-    }
-    struct buf *out = out_with_head(c); /* which may publish */
-    keep_text(c, e, is_first);
-    openai_text_chunk(out, &c->head, e->text, e->ids, e->n_ids);
+    for (uint32_t i = 1; i < c->n; i++)
+        if (c->choices[i].state == COMPLETION_IDLE)
+            completion__set_state(&c->choices[i], COMPLETION_WAITING);
+}
+
+/* h->logprobs: of this event alone in a stream, else of all. */
+static void write_chunk(struct choice *h, const struct generate_event *e, uint32_t offset)
+{
+    struct completion *c = h->c;
+    struct answer_part part = {
+        .index = h->index, .text = e->text, .ids = e->ids, .n_ids = e->n_ids, .text_offset = offset};
+    if (e->n_logprobs)
+        part.logprobs = (struct bytes){h->logprobs.data ? h->logprobs.data : "", h->logprobs.len};
+    openai_text_chunk(exchange_stream_out(c->x), &c->head, &part);
+    c->x->out.failed |= h->logprobs.failed;
     c->output_ns = clock_now_ns();
     exchange_stream_written(c->x);
 }
 
-static void reply_whole(struct completion *c, const struct generate_event *e)
+static void on_text(struct choice *h, const struct generate_event *e)
+{
+    struct completion *c = h->c;
+    int is_first = !h->text_ns;
+    uint32_t offset = h->chars;
+    completion__set_state(h, COMPLETION_TALKING);
+    h->n_in_vain = 0;
+    buf_append(&h->ids, e->ids, e->n_ids * sizeof *e->ids);
+    if (is_first) {
+        h->text_ns = clock_now_ns();
+        h->usage = e->usage;
+        if (h->index == 0)
+            wake_the_others(c);
+    }
+    if (c->request.stream)
+        buf_clear(&h->logprobs);
+    else
+        buf_append(&h->text, e->text.data, e->text.len);
+    size_t logprobs_at = h->logprobs.len;
+    logprobs_keep(&h->logprobs, e->logprobs, e->n_logprobs);
+    if (c->pieces)
+        h->chars += logprobs_chars(e->ids, e->n_ids, c->pieces);
+    if (!c->request.stream || (!e->text.len && !e->n_logprobs && !c->head.return_token_ids)) { /* or a part of a character */
+        keep_text(h, e, is_first, logprobs_at);
+        exchange_publish(c->x);
+        return;
+    }
+    out_with_head(c); /* which may publish */
+    keep_text(h, e, is_first, logprobs_at);
+    write_chunk(h, e, offset);
+}
+
+/* The prompt was read once; the times are the first answer's, to the end of the longest. */
+static struct usage usage_of_all(const struct completion *c)
+{
+    struct usage u = c->choices[0].usage;
+    for (uint32_t i = 1; i < c->n; i++) {
+        u.completion_tokens += c->choices[i].usage.completion_tokens;
+        if (c->choices[i].usage.decode_ms > u.decode_ms)
+            u.decode_ms = c->choices[i].usage.decode_ms;
+    }
+    return u;
+}
+
+/* No memory for some of it. */
+static int is_cut(const struct completion *c)
+{
+    int with_ids = c->head.return_token_ids, failed = with_ids && c->prompt_ids.failed;
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct choice *h = &c->choices[i];
+        failed |= h->text.failed || h->logprobs.failed || (with_ids && h->ids.failed);
+    }
+    return failed;
+}
+
+/* Of the whole answer at most: escapes take six bytes for one, an alternative about 100. */
+static size_t room_for_all(const struct completion *c)
+{
+    size_t n = 64 << 10;
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct choice *h = &c->choices[i];
+        n += 7 * h->text.len + 160 * h->logprobs.len + 12 * (h->ids.len + c->prompt_ids.len) / 4 + 1024;
+    }
+    return n;
+}
+
+static void reply_whole(struct completion *c, const struct usage *u)
 {
     struct buf body;
     struct error err;
-    int with_ids = c->head.return_token_ids;
-    if (c->text.failed || (with_ids && (c->ids.failed || c->prompt_ids.failed))) {
+    if (is_cut(c)) {
         error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the answer");
         tell_error(c, &err);
         return;
     }
-    c->head.prompt_ids = (const uint32_t *)(const void *)c->prompt_ids.data;
-    c->head.n_prompt_ids = c->prompt_ids.len / sizeof(uint32_t);
-    buf_init(&body, 7 * c->text.len + (with_ids ? 12 * (c->ids.len + c->prompt_ids.len) / 4 : 0) + (64 << 10));
-    openai_answer(&body, &c->head, (struct bytes){c->text.data ? c->text.data : "", c->text.len},
-                  (const uint32_t *)(const void *)c->ids.data, c->ids.len / sizeof(uint32_t), e->finish, &e->usage);
+    name_prompt(c);
+    buf_init(&body, room_for_all(c));
+    openai_answer_begin(&body, &c->head);
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct choice *h = &c->choices[i];
+        struct answer_part part = {.index = i,
+                                   .text = {h->text.data ? h->text.data : "", h->text.len},
+                                   .ids = (const uint32_t *)(const void *)h->ids.data,
+                                   .n_ids = h->ids.len / sizeof(uint32_t),
+                                   .finish = h->finish};
+        if (c->pieces)
+            part.logprobs = (struct bytes){h->logprobs.data ? h->logprobs.data : "", h->logprobs.len};
+        openai_answer_choice(&body, &c->head, &part);
+    }
+    openai_answer_end(&body, &c->head, u);
     exchange_reply(c->x, 200, "application/json", &body);
 }
 
-static void on_done(struct completion *c, const struct generate_event *e)
+/* This answer is complete, and with the last one everything. One publishing tells both to the journal. */
+static void take_done(struct choice *h, const struct generate_event *e)
+{
+    struct completion *c = h->c;
+    struct buf *out = c->request.stream ? out_with_head(c) : NULL;
+    h->done = 1;
+    h->finish = e->finish;
+    h->usage = e->usage;
+    c->n_done++;
+    if (c->x->keeper)
+        kept_write_done(c->x->keeper, &(struct kept_done){.choice = h->index, .finish = (uint32_t)e->finish, .usage = e->usage});
+    struct usage all = usage_of_all(c);
+    int is_last = c->n_done == c->n;
+    c->over |= is_last;
+    if (out)
+        openai_finish_chunk(out, &c->head, h->index, e->finish, is_last ? &all : &h->usage);
+    if (out && is_last)
+        openai_end_of_stream(out, &c->head, &all);
+    if (is_last && !out)
+        reply_whole(c, &all);
+    else if (is_last)
+        exchange_stream_end(c->x);
+    else if (out)
+        exchange_stream_written(c->x);
+    else
+        exchange_publish(c->x);
+}
+
+static void on_done(struct choice *h, const struct generate_event *e)
 {
     struct error err;
     if (e->finish != FINISH_STOP && e->finish != FINISH_LENGTH) {
         error_set(&err, STATUS_PROTOCOL, "the coordinator ended the answer without a reason");
-        completion__fail(c, &err);
+        completion__fail(h->c, &err);
         return;
     }
-    if (c->request.stream) {
-        openai_last_chunks(out_with_head(c), &c->head, e->finish, &e->usage);
-        exchange_stream_end(c->x);
-    } else {
-        reply_whole(c, e);
-    }
-    LOG_DEBUG("req %s: %u prompt tokens (%u cached), %u answered", c->x->request_id, e->usage.prompt_tokens,
+    take_done(h, e);
+    LOG_DEBUG("req %s: answer %u: %u prompt tokens (%u cached), %u answered", h->c->x->request_id, h->index, e->usage.prompt_tokens,
               e->usage.cached_tokens, e->usage.completion_tokens);
-    if (c->state != COMPLETION_CLOSING) /* unless the output failed, which closed it */
-        close_call(c, 0);
+    if (h->state < COMPLETION_CLOSING) /* unless the output failed, which closed it */
+        close_call(h, 0);
 }
 
 static void on_event(void *ctx, struct generate_stream *gs, const struct generate_event *e)
 {
-    struct completion *c = ctx;
+    struct choice *h = ctx;
+    struct exchange *x = h->c->x;
     (void)gs;
-    pthread_mutex_lock(&c->x->lock);
-    if (c->state == COMPLETION_CALLING || c->state == COMPLETION_TALKING) {
+    pthread_mutex_lock(&x->lock);
+    if (h->state == COMPLETION_CALLING || h->state == COMPLETION_TALKING) {
         switch (e->kind) {
         case GENERATE_ACCEPTED:
-            on_accepted(c, e);
+            on_accepted(h, e);
             break;
         case GENERATE_PROGRESS:
-            on_progress(c, e);
+            on_progress(h, e);
             break;
         case GENERATE_TEXT:
-            on_text(c, e);
+            on_text(h, e);
             break;
         case GENERATE_DONE:
-            on_done(c, e);
+            on_done(h, e);
             break;
         }
-        next(c);
+        next(h);
     }
-    pthread_mutex_unlock(&c->x->lock);
+    pthread_mutex_unlock(&x->lock);
 }
 
 static void on_end(void *ctx, struct generate_stream *gs, const struct error *err)
 {
-    struct completion *c = ctx;
-    struct exchange *x = c->x;
+    struct choice *h = ctx;
+    struct exchange *x = h->c->x;
     pthread_mutex_lock(&x->lock);
     exchange_retain(x); /* ending gives the operation's reference back, and the lock is held */
     generate_stream_release(gs);
-    c->gs = NULL;
-    if (c->state == COMPLETION_CLOSING)
-        end_idle(c);
+    h->gs = NULL;
+    if (h->state == COMPLETION_CLOSING)
+        end_idle(h);
     else
-        completion__broken(c, err);
+        completion__broken(h, err);
     pthread_mutex_unlock(&x->lock);
     exchange_release(x);
 }
@@ -260,56 +383,61 @@ const struct generate_events completion__events = {.on_event = on_event, .on_end
 static void comment(struct completion *c)
 {
     struct buf *out = exchange_stream_out(c->x);
+    const struct choice *first = &c->choices[0];
     begin_stream(c);
-    if (c->text_ns)
+    if (first->text_ns)
         buf_text(out, ": waiting\n\n");
-    else if (c->queue_position || !c->prompt_tokens)
-        buf_printf(out, ": queued %u\n\n", c->queue_position);
+    else if (first->queue_position || !c->prompt_tokens)
+        buf_printf(out, ": queued %u\n\n", first->queue_position);
     else
-        buf_printf(out, ": reading %u/%u\n\n", c->read_tokens, c->prompt_tokens);
+        buf_printf(out, ": reading %u/%u\n\n", first->read_tokens, c->prompt_tokens);
     exchange_stream_written(c->x);
 }
 
 static void op_tick(struct exchange *x, int64_t now_ns)
 {
     struct completion *c = x->op;
-    if (c->state == COMPLETION_WAITING)
-        completion__retry(c, now_ns);
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->choices[i].state == COMPLETION_WAITING)
+            completion__retry(&c->choices[i], now_ns);
     int64_t after = x->streaming ? COMMENT_MS : FIRST_COMMENT_MS;
     /* What waits in the output already keeps the connection busy. */
-    if (c->request.stream && c->state < COMPLETION_CLOSING && !x->out.len && now_ns - c->output_ns >= after * NS_PER_MS)
+    if (c->request.stream && !c->over && !x->out.len && now_ns - c->output_ns >= after * NS_PER_MS)
         comment(c);
 }
 
 static void op_gone(struct exchange *x)
 {
-    struct completion *c = x->op;
-    if (c->state < COMPLETION_CLOSING)
-        close_call(c, 1);
+    close_all(x->op);
 }
 
 static void op_room(struct exchange *x)
 {
     struct completion *c = x->op;
-    if (c->paused && c->gs && c->state < COMPLETION_CLOSING)
-        generate_stream_next(c->gs);
-    c->paused = 0;
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct choice *h = &c->choices[i];
+        if (h->paused && h->gs && h->state < COMPLETION_CLOSING)
+            generate_stream_next(h->gs);
+        h->paused = 0;
+    }
 }
 
 static void op_expire(struct exchange *x, const struct error *why)
 {
-    struct completion *c = x->op;
-    if (c->state < COMPLETION_CLOSING)
-        completion__fail(c, why);
+    completion__fail(x->op, why);
 }
 
 static void op_fini(struct exchange *x)
 {
     struct completion *c = x->op;
-    request_fini(&c->request);
-    buf_fini(&c->text);
-    buf_fini(&c->ids);
+    for (uint32_t i = 0; i < c->n; i++) {
+        buf_fini(&c->choices[i].text);
+        buf_fini(&c->choices[i].logprobs);
+        buf_fini(&c->choices[i].ids);
+    }
     buf_fini(&c->prompt_ids);
+    pieces_release(c->pieces);
+    request_fini(&c->request);
     free(c);
 }
 
@@ -329,26 +457,44 @@ static void name_answer(struct completion *c)
     c->head.created_s = clock_wall_s();
 }
 
-static enum status parse(struct completion *c, const void *body, size_t len, struct error *err)
+/* Only the request of a body that cannot be parsed, which has one choice: somebody is to be told. */
+static struct completion *create(struct exchange *x, struct request *r)
 {
-    enum status s = request_parse(&c->request, body, len, err);
-    c->head.endpoint = c->request.endpoint;
-    c->head.include_usage = c->request.include_usage;
-    c->head.return_token_ids = c->request.return_token_ids;
-    return s;
-}
-
-static struct completion *create(struct exchange *x, enum endpoint endpoint, size_t body_len)
-{
-    struct completion *c = calloc(1, sizeof *c);
+    uint32_t n = r->n ? r->n : 1;
+    struct completion *c = calloc(1, sizeof *c + n * sizeof c->choices[0]);
     if (!c)
         return NULL;
     c->x = x;
+    c->request = *r;
     c->output_ns = x->started_ns;
-    request_init(&c->request, endpoint, body_len);
-    buf_init(&c->text, TEXT_MAX_BYTES);
-    buf_init(&c->ids, TEXT_MAX_BYTES);
+    c->n = c->n_open = n;
+    c->head.endpoint = r->endpoint;
+    c->head.include_usage = r->include_usage;
+    c->head.return_token_ids = r->return_token_ids;
     buf_init(&c->prompt_ids, TEXT_MAX_BYTES);
+    for (uint32_t i = 0; i < n; i++) {
+        struct choice *h = &c->choices[i];
+        h->c = c;
+        h->index = i;
+        h->state = i == 0 ? COMPLETION_WAITING : COMPLETION_IDLE;
+        buf_init(&h->text, TEXT_MAX_BYTES);
+        buf_init(&h->logprobs, TEXT_MAX_BYTES);
+        buf_init(&h->ids, TEXT_MAX_BYTES);
+    }
+    return c;
+}
+
+/* The request is parsed and the operation made; *s says how that went. NULL: no memory. */
+static struct completion *parse(struct exchange *x, enum endpoint endpoint, struct bytes body, enum status *s, struct error *err)
+{
+    struct request r;
+    request_init(&r, endpoint, body.len);
+    *s = request_parse(&r, body.data, body.len, err);
+    struct completion *c = create(x, &r);
+    if (!c) {
+        request_fini(&r);
+        *s = error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the request");
+    }
     return c;
 }
 
@@ -369,6 +515,7 @@ static void keep_request(struct completion *c)
         return;
     struct kept_request r = {.endpoint = c->request.endpoint,
                              .close_after = (uint32_t)x->close_after,
+                             .n = c->n,
                              .created_s = c->head.created_s,
                              .started_ns = x->started_ns};
     memcpy(r.request_id, x->request_id, sizeof r.request_id);
@@ -382,12 +529,10 @@ static void keep_request(struct completion *c)
 void completion_start(struct exchange *x)
 {
     struct error err;
-    struct completion *c = create(x, x->route->endpoint, x->body.len);
-    enum status s = c ? STATUS_OK : error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the request");
-    if (c) {
-        s = parse(c, x->body.data, x->body.len, &err);
+    enum status s;
+    struct completion *c = parse(x, x->route->endpoint, (struct bytes){x->body.data ? x->body.data : "", x->body.len}, &s, &err);
+    if (c)
         name_answer(c);
-    }
     pthread_mutex_lock(&x->lock);
     if (c)
         attach(c);
@@ -396,12 +541,31 @@ void completion_start(struct exchange *x)
     } else if (s != STATUS_OK) {
         completion__fail(c, &err);
     } else if (x->gone) { /* while a large body was parsed */
-        close_call(c, 0);
+        close_all(c);
     } else {
         keep_request(c);
-        completion__submit(c);
+        completion__submit(&c->choices[0]);
     }
     pthread_mutex_unlock(&x->lock);
+}
+
+static void take_choice(struct choice *h, struct kept_choice *k)
+{
+    h->seed = k->accepted.seed;
+    h->n_token = k->token.len;
+    if (h->n_token)
+        memcpy(h->token, k->token.data, h->n_token);
+    buf_append(&h->ids, k->ids.data, k->ids.len);
+    buf_append(&h->text, k->text.data, k->text.len);
+    buf_append(&h->logprobs, k->logprobs.data, k->logprobs.len);
+    h->chars = k->chars;
+    h->usage = k->first.usage;
+    h->text_ns = k->first.text_ns;
+    if (k->is_done) {
+        h->done = 1;
+        h->finish = (enum finish_reason)k->done.finish;
+        h->usage = k->done.usage;
+    }
 }
 
 static void take_kept(struct completion *c, struct completion_kept *k)
@@ -410,35 +574,52 @@ static void take_kept(struct completion *c, struct completion_kept *k)
     memcpy(c->head.id, k->request.answer_id, sizeof c->head.id);
     c->head.created_s = k->request.created_s;
     memcpy(c->head.model, k->model, sizeof c->head.model);
-    memcpy(c->head.fingerprint, k->accepted.fingerprint, sizeof c->head.fingerprint);
-    c->prompt_tokens = k->accepted.prompt_tokens;
-    c->seed = k->accepted.seed;
-    c->n_token = k->token.len;
-    if (c->n_token)
-        memcpy(c->token, k->token.data, c->n_token);
+    memcpy(c->head.fingerprint, k->choices[0].accepted.fingerprint, sizeof c->head.fingerprint);
+    c->prompt_tokens = k->choices[0].accepted.prompt_tokens;
     if (k->n_prompt_ids)
         buf_append(&c->prompt_ids, k->prompt_ids, k->n_prompt_ids * sizeof(uint32_t));
-    buf_append(&c->ids, k->ids.data, k->ids.len);
-    buf_append(&c->text, k->text.data, k->text.len);
-    c->usage = k->first.usage;
-    c->text_ns = k->first.text_ns;
-    c->attempt = k->attempt;
     c->first_sent = k->told;
+    for (uint32_t i = 0; i < c->n; i++) {
+        take_choice(&c->choices[i], &k->choices[i]);
+        c->choices[i].attempt = k->attempt;
+        c->n_done += (uint32_t)c->choices[i].done;
+    }
+}
+
+/* Those that have begun, or may, are submitted by the tick. */
+static void go_on(struct completion *c)
+{
+    c->output_ns = clock_now_ns();
+    if (c->choices[0].text_ns)
+        wake_the_others(c);
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct choice *h = &c->choices[i];
+        if (h->done)
+            close_call(h, 0);
+        else if (h->state == COMPLETION_WAITING)
+            h->lost_ns = c->output_ns;
+    }
 }
 
 void completion_adopt(struct exchange *x, struct completion_kept *k)
 {
     struct error err;
-    struct completion *c = create(x, (enum endpoint)k->request.endpoint, k->body.len);
+    enum status s;
+    struct completion *c = parse(x, (enum endpoint)k->request.endpoint, k->body, &s, &err);
     if (!c) {
         exchange_leave(x);
         return;
     }
-    enum status s = parse(c, k->body.data, k->body.len, &err);
-    take_kept(c, k);
     attach(c);
     c->adopted = 1;
-    c->output_ns = c->lost_ns = clock_now_ns(); /* the tick submits */
+    if (s == STATUS_OK && c->n != k->request.n)
+        s = error_set(&err, STATUS_PROTOCOL, "the journal of the gateway before this one does not fit its request");
+    if (s == STATUS_OK) {
+        take_kept(c, k);
+        go_on(c);
+        if (c->n_done == c->n) /* told in one with the end of the answer, so never */
+            s = error_set(&err, STATUS_PROTOCOL, "the journal of the gateway before this one lacks the end of its answer");
+    }
     if (s != STATUS_OK)
         completion__fail(c, &err);
 }

@@ -16,10 +16,35 @@
 
 enum completion_state {
     COMPLETION_WAITING, /* no call is open, before the answer or amid it; the tick submits at retry_ns */
+    COMPLETION_IDLE,    /* another choice comes first */
     COMPLETION_CALLING, /* a call is open, no text has come */
     COMPLETION_TALKING, /* text has come */
-    COMPLETION_CLOSING, /* the client has its answer, or left; the call is not ended yet */
+    COMPLETION_CLOSING, /* the client has this answer, or left; the call is not ended yet */
     COMPLETION_ENDED,
+};
+
+/* One of the n answers: a Generate of its own. */
+struct choice {
+    struct completion *c;
+    uint32_t index;
+    enum completion_state state;
+    struct generate_stream *gs;
+    uint32_t attempt;
+    int64_t lost_ns, retry_ns; /* lost: since when no coordinator answers, 0: it does */
+    int told_to_end;           /* lost because the coordinator was told to end */
+    uint32_t n_in_vain;
+    uint32_t queue_position, read_tokens;
+    int paused, done;          /* done: the answer is there, with finish and its usage */
+    enum finish_reason finish;
+    struct buf text, logprobs; /* not streaming: the answer so far */
+    uint32_t chars;            /* of its text so far; with logprobs */
+    /* What another attempt goes on with: token "": no attempt was accepted, so it is the request as it came. */
+    char token[MAX_RESUME_TOKEN];
+    size_t n_token;
+    uint64_t seed;
+    struct buf ids;
+    struct usage usage; /* of the first text; once it is done, of the whole */
+    int64_t text_ns;    /* when it came, 0: it has not */
 };
 
 struct completion {
@@ -27,34 +52,26 @@ struct completion {
     struct request request;
     struct answer_head head;
     char id[40]; /* of the request at the coordinator: never the client's own, which others could use too */
-    enum completion_state state;
-    struct generate_stream *gs;
-    uint32_t attempt;
-    int64_t lost_ns, retry_ns, output_ns; /* lost: since when no coordinator answers, 0: it does */
-    int told_to_end;                      /* lost because the coordinator was told to end */
-    uint32_t n_in_vain;
-    uint32_t queue_position, read_tokens, prompt_tokens;
-    int first_sent, paused;
-    int adopted; /* by this process: the one before has seen a coordinator */
-    struct buf text; /* not streaming: the answer so far */
-    /* What another attempt goes on with: token "": no attempt was accepted, so it is the request as it came. */
-    char token[MAX_RESUME_TOKEN];
-    size_t n_token;
-    uint64_t seed;
-    struct buf ids, prompt_ids;
-    struct usage usage; /* of the first text */
-    int64_t text_ns;    /* when it came, 0: it has not */
+    int64_t output_ns;
+    uint32_t prompt_tokens;
+    uint32_t n, n_done, n_open; /* choices: all, answered, and not ENDED */
+    int over;                   /* the client has everything, or an error */
+    int first_sent;
+    int adopted;           /* by this process: the one before has seen a coordinator */
+    struct buf prompt_ids; /* the first choice's, and so everybody's */
+    struct pieces *pieces; /* with logprobs */
+    struct choice choices[];
 };
 
 /* completion.c */
 extern const struct generate_events completion__events;
-void completion__set_state(struct completion *c, enum completion_state to);
-void completion__fail(struct completion *c, const struct error *err); /* the client is told, what is left of the call ended */
-void completion__keep_accepted(struct completion *c);                 /* into the journal */
+void completion__set_state(struct choice *h, enum completion_state to);
+void completion__fail(struct completion *c, const struct error *err); /* the client is told, what is left of the calls ended */
+void completion__keep_accepted(struct choice *h);                     /* into the journal */
 
 /* completion_calls.c */
-void completion__submit(struct completion *c);
-void completion__retry(struct completion *c, int64_t now_ns);               /* WAITING: is it time? */
-void completion__broken(struct completion *c, const struct error *err);     /* the call ended before the answer did */
+void completion__submit(struct choice *h);
+void completion__retry(struct choice *h, int64_t now_ns);           /* WAITING: is it time? */
+void completion__broken(struct choice *h, const struct error *err); /* the call ended before the answer did */
 
 #endif

@@ -49,6 +49,34 @@ enum status json_out_escaped(struct buf *b, const char *text, size_t len)
     return buf_append(b, text + plain, len - plain);
 }
 
+/* Length of what is the same at the beginning: characters, or none. */
+static size_t run(const char *text, size_t len, int of_text)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    size_t i = 0, n;
+    while (i < len && ((n = utf8_length(p + i, len - i)) > 0) == of_text)
+        i += of_text ? n : 1;
+    return i;
+}
+
+int json_out_is_text(const char *text, size_t len)
+{
+    return run(text, len, 1) == len;
+}
+
+enum status json_out_token(struct buf *b, const char *text, size_t len)
+{
+    while (len) {
+        size_t good = run(text, len, 1), bad = run(text + good, len - good, 0);
+        json_out_escaped(b, text, good);
+        for (size_t i = 0; i < bad; i++)
+            buf_printf(b, "\\\\x%02x", (unsigned)(unsigned char)text[good + i]);
+        text += good + bad;
+        len -= good + bad;
+    }
+    return b->failed ? STATUS_OUT_OF_MEMORY : STATUS_OK;
+}
+
 enum status json_out_string(struct buf *b, const char *text, size_t len)
 {
     buf_append(b, "\"", 1);

@@ -13,6 +13,9 @@
 
 /* The inside of a string, without quotes. Bytes that are not UTF-8 become U+FFFD, so that the result is always valid. */
 enum status json_out_escaped(struct buf *b, const char *text, size_t len);
+/* The inside of a string: bytes that are no character as \xHH, which a reader sees (`\\xHH` in JSON). */
+enum status json_out_token(struct buf *b, const char *text, size_t len);
+int json_out_is_text(const char *text, size_t len); /* all of it is UTF-8 */
 enum status json_out_string(struct buf *b, const char *text, size_t len); /* with quotes */
 enum status json_out_text(struct buf *b, const char *text);               /* 0-terminated, with quotes */
 enum status json_out_text_or_null(struct buf *b, const char *text);       /* "" gives null */

@@ -17,7 +17,7 @@
 #include "common/base/check.h"
 
 enum {
-    FORMAT = 1,
+    FORMAT = 2,
     RECORDS_AT = KEEPER_PAGE + KEEPER_RING_BYTES,
     FIRST_RECORDS_BYTES = 64 << 10, /* untouched pages cost nothing */
     RECORD_ALIGN = 8,

@@ -60,53 +60,72 @@ void openai_fingerprint(struct bytes profile, char out[24])
         out[0] = 0;
 }
 
-void openai_first_chunk(struct buf *b, const struct answer_head *h)
+static void prompt_ids(struct buf *b, const struct answer_head *h)
 {
-    int chat = h->endpoint == ENDPOINT_CHAT;
-    if (!chat && !h->return_token_ids)
-        return;
+    buf_text(b, ",\"prompt_token_ids\":");
+    json_out_ids(b, h->prompt_ids, h->n_prompt_ids);
+}
+
+static void logprobs(struct buf *b, const struct answer_head *h, const struct answer_part *p)
+{
+    buf_text(b, ",\"logprobs\":");
+    if (!p->logprobs.data)
+        buf_text(b, "null");
+    else if (h->endpoint == ENDPOINT_CHAT)
+        logprobs_write_chat(b, p->logprobs, h->pieces);
+    else
+        logprobs_write_completion(b, p->logprobs, h->pieces, p->text_offset);
+}
+
+static void begin_chunk(struct buf *b, const struct answer_head *h, uint32_t index)
+{
     buf_text(b, "data: ");
     head(b, h, chunk_object(h));
-    buf_text(b, chat
-                    ? ",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null"
-                    : ",\"choices\":[{\"index\":0,\"text\":\"\",\"logprobs\":null");
-    if (h->return_token_ids && !chat) { /* where vLLM has it */
-        buf_text(b, ",\"prompt_token_ids\":");
-        json_out_ids(b, h->prompt_ids, h->n_prompt_ids);
-    }
+    buf_printf(b, ",\"choices\":[{\"index\":%u,", index);
+}
+
+void openai_first_chunk(struct buf *b, const struct answer_head *h, uint32_t index)
+{
+    int chat = h->endpoint == ENDPOINT_CHAT, with_ids = h->return_token_ids && index == 0;
+    if (!chat && !with_ids)
+        return;
+    begin_chunk(b, h, index);
+    buf_text(b, chat ? "\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null" : "\"text\":\"\",\"logprobs\":null");
+    if (with_ids && !chat) /* where vLLM has it */
+        prompt_ids(b, h);
     buf_text(b, ",\"finish_reason\":null}]");
-    if (h->return_token_ids && chat) {
-        buf_text(b, ",\"prompt_token_ids\":");
-        json_out_ids(b, h->prompt_ids, h->n_prompt_ids);
-    }
+    if (with_ids && chat)
+        prompt_ids(b, h);
     end_chunk(b, h);
 }
 
-void openai_text_chunk(struct buf *b, const struct answer_head *h, struct bytes text, const uint32_t *ids, size_t n_ids)
+void openai_text_chunk(struct buf *b, const struct answer_head *h, const struct answer_part *p)
 {
     int chat = h->endpoint == ENDPOINT_CHAT;
-    buf_text(b, "data: ");
-    head(b, h, chunk_object(h));
-    buf_text(b, chat ? ",\"choices\":[{\"index\":0,\"delta\":{\"content\":" : ",\"choices\":[{\"index\":0,\"text\":");
-    json_out_string(b, text.data, text.len);
-    buf_text(b, chat ? "},\"logprobs\":null" : ",\"logprobs\":null");
+    begin_chunk(b, h, p->index);
+    buf_text(b, chat ? "\"delta\":{\"content\":" : "\"text\":");
+    json_out_string(b, p->text.data, p->text.len);
+    buf_text(b, chat ? "}" : "");
+    logprobs(b, h, p);
     if (h->return_token_ids) {
         buf_text(b, ",\"token_ids\":");
-        json_out_ids(b, ids, n_ids);
+        json_out_ids(b, p->ids, p->n_ids);
     }
     buf_text(b, ",\"finish_reason\":null}]");
     end_chunk(b, h);
 }
 
-void openai_last_chunks(struct buf *b, const struct answer_head *h, enum finish_reason finish, const struct usage *u)
+void openai_finish_chunk(struct buf *b, const struct answer_head *h, uint32_t index, enum finish_reason finish, const struct usage *u)
 {
-    int chat = h->endpoint == ENDPOINT_CHAT;
-    buf_text(b, "data: ");
-    head(b, h, chunk_object(h));
-    buf_printf(b, ",\"choices\":[{\"index\":0,%s,\"logprobs\":null,\"finish_reason\":\"%s\"}]",
-               chat ? "\"delta\":{}" : "\"text\":\"\"", finish_name(finish));
+    begin_chunk(b, h, index);
+    buf_printf(b, "%s,\"logprobs\":null,\"finish_reason\":\"%s\"}]", h->endpoint == ENDPOINT_CHAT ? "\"delta\":{}" : "\"text\":\"\"",
+               finish_name(finish));
     timings(b, u);
     end_chunk(b, h);
+}
+
+void openai_end_of_stream(struct buf *b, const struct answer_head *h, const struct usage *u)
+{
     if (h->include_usage) {
         buf_text(b, "data: ");
         head(b, h, chunk_object(h));
@@ -118,28 +137,34 @@ void openai_last_chunks(struct buf *b, const struct answer_head *h, enum finish_
     buf_text(b, "data: [DONE]\n\n");
 }
 
-void openai_answer(struct buf *b, const struct answer_head *h, struct bytes text, const uint32_t *ids, size_t n_ids,
-                   enum finish_reason finish, const struct usage *u)
+void openai_answer_begin(struct buf *b, const struct answer_head *h)
+{
+    head(b, h, h->endpoint == ENDPOINT_CHAT ? "chat.completion" : "text_completion");
+    buf_text(b, ",\"choices\":[");
+}
+
+void openai_answer_choice(struct buf *b, const struct answer_head *h, const struct answer_part *p)
 {
     int chat = h->endpoint == ENDPOINT_CHAT;
-    head(b, h, chat ? "chat.completion" : "text_completion");
-    buf_text(b, chat ? ",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":"
-                     : ",\"choices\":[{\"index\":0,\"text\":");
-    json_out_string(b, text.data, text.len);
-    buf_text(b, chat ? ",\"refusal\":null},\"logprobs\":null" : ",\"logprobs\":null");
+    buf_printf(b, "%s{\"index\":%u,", p->index ? "," : "", p->index);
+    buf_text(b, chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
+    json_out_string(b, p->text.data, p->text.len);
+    buf_text(b, chat ? ",\"refusal\":null}" : "");
+    logprobs(b, h, p);
     if (h->return_token_ids) {
         buf_text(b, ",\"token_ids\":");
-        json_out_ids(b, ids, n_ids);
-        if (!chat) {
-            buf_text(b, ",\"prompt_token_ids\":");
-            json_out_ids(b, h->prompt_ids, h->n_prompt_ids);
-        }
+        json_out_ids(b, p->ids, p->n_ids);
+        if (!chat)
+            prompt_ids(b, h);
     }
-    buf_printf(b, ",\"finish_reason\":\"%s\"}]", finish_name(finish));
-    if (h->return_token_ids && chat) {
-        buf_text(b, ",\"prompt_token_ids\":");
-        json_out_ids(b, h->prompt_ids, h->n_prompt_ids);
-    }
+    buf_printf(b, ",\"finish_reason\":\"%s\"}", finish_name(p->finish));
+}
+
+void openai_answer_end(struct buf *b, const struct answer_head *h, const struct usage *u)
+{
+    buf_text(b, "]");
+    if (h->return_token_ids && h->endpoint == ENDPOINT_CHAT)
+        prompt_ids(b, h);
     usage(b, u);
     timings(b, u);
     buf_text(b, "}");

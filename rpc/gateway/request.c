@@ -18,7 +18,8 @@ struct reading {
     int stream, ignore_eos, return_token_ids, cache_prompt, add_generation_prompt;
     int add_special, add_special_tokens, parse_special, show_special;
     int64_t seed, top_k, deadline_ms, max_tokens, max_completion_tokens;
-    double temperature, top_p, min_p;
+    int64_t n, best_of, top_logprobs, n_logprobs, repeat_last_n;
+    double temperature, top_p, min_p, typical_p, presence_penalty, frequency_penalty, repeat_penalty, repetition_penalty;
     struct bytes model, user, content;
     const char *priority, *reasoning_effort;
     json_t *messages, *tools, *documents, *kwargs;
@@ -172,11 +173,53 @@ static enum status read_modalities(struct reading *g, const char *name, json_t *
     return STATUS_OK;
 }
 
+/* A token id as a key: digits as they are written, so that no two keys mean the same id. */
+static int id_of_key(const char *key, size_t len, uint32_t *out)
+{
+    uint64_t id = 0;
+    if (len == 0 || len > 10 || (key[0] == '0' && len > 1))
+        return 0;
+    for (size_t i = 0; i < len; i++) {
+        if (key[i] < '0' || key[i] > '9')
+            return 0;
+        id = id * 10 + (uint64_t)(key[i] - '0');
+    }
+    *out = (uint32_t)id;
+    return id <= ID_MAX;
+}
+
+static enum status read_bias(struct reading *g, const char *name, const char *key, const json_t *v, struct logit_bias *out)
+{
+    double bias = json_number_value(v);
+    if (!id_of_key(key, strlen(key), &out->id))
+        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "%s: '%.20s' is no token id", name, key);
+    if (!json_is_number(v))
+        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_type", "%s of token %u must be a number, not %s", name,
+                           out->id, json_in_kind(v));
+    if (!(bias >= -100 && bias <= 100))
+        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "%s of token %u: %g is not allowed; -100 to 100 is",
+                           name, out->id, bias);
+    out->bias = (float)bias;
+    return STATUS_OK;
+}
+
 static enum status read_logit_bias(struct reading *g, const char *name, json_t *v)
 {
+    struct generate_request *q = &g->r->generate;
+    const char *key;
+    json_t *bias;
     if (!json_is_object(v))
         return wrong_type(g, name, "an object", v);
-    return json_object_size(v) ? unsupported(g, name, "a bias on logits") : STATUS_OK;
+    if (json_object_size(v) > MAX_BIASES)
+        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "%s holds %zu tokens; at most %d are allowed", name,
+                           json_object_size(v), MAX_BIASES);
+    struct logit_bias *all = arena_array(&g->r->arena, json_object_size(v) + 1, sizeof *all);
+    if (!all)
+        return no_memory(g);
+    q->bias = all;
+    json_object_foreach(v, key, bias)
+        TRY(read_bias(g, name, key, bias, &all[q->n_bias++]));
+    return STATUS_OK;
 }
 
 /* A field that only other servers have built: its presence with any value asks for something that would be a guess. */
@@ -258,21 +301,23 @@ static enum status read_seed(struct reading *g, const char *name, json_t *v)
     return STATUS_OK;
 }
 
-/* completions: null or a count (0 gives the chosen id's); chat: a switch. */
+/* completions: null or a count of alternatives (0 gives the chosen id's alone); chat: a switch. */
 static enum status read_logprobs(struct reading *g, const char *name, json_t *v)
 {
+    enum { MAX_OF_COMPLETIONS = 5 };
     if (g->r->endpoint == ENDPOINT_CHAT) {
         if (!json_is_boolean(v))
             return wrong_type(g, name, "true or false", v);
-        return json_is_true(v) ? unsupported(g, name, "log probabilities") : STATUS_OK;
+        g->n_logprobs = json_is_true(v) ? 0 : -1;
+        return STATUS_OK;
     }
     if (!json_is_integer(v))
         return wrong_type(g, name, "a whole number", v);
-    int64_t n = json_integer_value(v);
-    if (n < 0 || n > 20)
-        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "%s: %lld is not allowed; 0 to 20 is",
-                           name, (long long)n);
-    return unsupported(g, name, "log probabilities");
+    g->n_logprobs = json_integer_value(v);
+    if (g->n_logprobs < 0 || g->n_logprobs > MAX_OF_COMPLETIONS)
+        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "%s: %lld is not allowed; 0 to %d is", name,
+                           (long long)g->n_logprobs, MAX_OF_COMPLETIONS);
+    return STATUS_OK;
 }
 
 static enum status read_ids(struct reading *g, const char *name, json_t *v)
@@ -357,15 +402,18 @@ static const struct field fields[] = {
     {"response_format", GENERATES, FIELD_SHAPE, .read = read_response_format},
     {"modalities", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_modalities},
     {"logprobs", GENERATES, FIELD_SHAPE, .read = read_logprobs},
-    {"top_logprobs", ENDPOINT_CHAT, FIELD_INT, 0, 20, NEUTRAL(0)},
-    {"n", GENERATES, FIELD_INT, 1, 128, NEUTRAL(1)},
-    {"best_of", ENDPOINT_COMPLETION, FIELD_INT, 1, 128, NEUTRAL(1)},
+    {"top_logprobs", ENDPOINT_CHAT, FIELD_INT, 0, MAX_TOP_LOGPROBS, AT(top_logprobs)},
+    {"n", GENERATES, FIELD_INT, 1, REQUEST_MAX_CHOICES, AT(n)},
+    {"best_of", ENDPOINT_COMPLETION, FIELD_INT, 1, REQUEST_MAX_CHOICES, AT(best_of)},
     {"echo", ENDPOINT_COMPLETION, FIELD_BOOL, NEUTRAL(0)},
     {"suffix", ENDPOINT_COMPLETION, FIELD_SHAPE, .read = read_suffix},
-    {"frequency_penalty", GENERATES, FIELD_REAL, -2, 2, NEUTRAL(0)},
-    {"presence_penalty", GENERATES, FIELD_REAL, -2, 2, NEUTRAL(0)},
-    {"repeat_penalty", GENERATES, FIELD_REAL, 0, 100, NEUTRAL(1)},
-    {"repetition_penalty", GENERATES, FIELD_REAL, 0, 100, NEUTRAL(1)},
+    {"frequency_penalty", GENERATES, FIELD_REAL, -2, 2, AT(frequency_penalty)},
+    {"presence_penalty", GENERATES, FIELD_REAL, -2, 2, AT(presence_penalty)},
+    {"repeat_penalty", GENERATES, FIELD_REAL, 0.01, 100, AT(repeat_penalty)},
+    {"repetition_penalty", GENERATES, FIELD_REAL, 0.01, 100, AT(repetition_penalty)},
+    {"repeat_last_n", GENERATES, FIELD_INT, -1, ID_MAX, AT(repeat_last_n)},
+    {"typical_p", GENERATES, FIELD_REAL, 0, 1, AT(typical_p)},
+    {"mirostat", GENERATES, FIELD_INT, 0, 2, NEUTRAL(0)},
     {"logit_bias", GENERATES, FIELD_SHAPE, .read = read_logit_bias},
     {"functions", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_unbuilt},
     {"function_call", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_unbuilt},
@@ -399,7 +447,7 @@ static enum status check_neutral(struct reading *g, const struct field *f, doubl
 
 static enum status out_of_range(struct reading *g, const struct field *f, const char *value)
 {
-    return error_param(g->err, STATUS_BAD_REQUEST, f->name, "invalid_value", "%s: %s is not allowed; %.0f to %.0f is",
+    return error_param(g->err, STATUS_BAD_REQUEST, f->name, "invalid_value", "%s: %s is not allowed; %.10g to %.10g is",
                        f->name, value, f->min, f->max);
 }
 
@@ -498,11 +546,63 @@ static enum status join_limits(struct reading *g)
     return STATUS_OK;
 }
 
+/* n answers, of which all are given. */
+static enum status join_choices(struct reading *g)
+{
+    int64_t best_of = g->best_of ? g->best_of : g->n;
+    if (best_of < g->n)
+        return error_param(g->err, STATUS_BAD_REQUEST, "best_of", "invalid_value", "best_of (%lld) is less than n (%lld)",
+                           (long long)best_of, (long long)g->n);
+    if (best_of > g->n)
+        return unsupported(g, "best_of", "a choice among more answers than n");
+    g->r->n = (uint32_t)g->n;
+    return STATUS_OK;
+}
+
+static enum status join_logprobs(struct reading *g)
+{
+    if (g->top_logprobs && g->n_logprobs < 0)
+        return error_param(g->err, STATUS_BAD_REQUEST, "top_logprobs", "invalid_value", "top_logprobs needs logprobs to be true");
+    if (g->n_logprobs >= 0)
+        g->r->generate.sampler.n_top = 1 + (uint32_t)(g->n_logprobs + g->top_logprobs);
+    return STATUS_OK;
+}
+
+/* repeat_last_n as llama.cpp has it: -1 is all, 0 switches the penalty off; absent: all, as vLLM has it. */
+static enum status join_penalties(struct reading *g)
+{
+    struct sampler_params *s = &g->r->generate.sampler;
+    double a = g->repeat_penalty, b = g->repetition_penalty;
+    if (a != 0 && b != 0 && a != b)
+        return error_param(g->err, STATUS_BAD_REQUEST, "repeat_penalty", "invalid_value",
+                           "repeat_penalty (%g) and repetition_penalty (%g) differ; give one", a, b);
+    s->repeat_penalty = (float)(g->repeat_last_n == 0 ? 1 : a != 0 ? a : b != 0 ? b : 1);
+    s->repeat_last_n = g->repeat_last_n > 0 ? (uint32_t)g->repeat_last_n : 0;
+    s->presence_penalty = (float)g->presence_penalty;
+    s->frequency_penalty = (float)g->frequency_penalty;
+    return STATUS_OK;
+}
+
+static enum status join_sampler(struct reading *g)
+{
+    struct sampler_params *s = &g->r->generate.sampler;
+    *s = (struct sampler_params){.temperature = (float)g->temperature,
+                                 .top_p = (float)g->top_p,
+                                 .min_p = (float)g->min_p,
+                                 .typical_p = (float)g->typical_p,
+                                 .top_k = g->top_k > 0 ? (uint32_t)g->top_k : 0,
+                                 .seed = g->has_seed ? (uint64_t)g->seed : 0};
+    TRY(join_penalties(g));
+    return join_logprobs(g);
+}
+
 static enum status finish(struct reading *g)
 {
     struct request *r = g->r;
     struct generate_request *q = &r->generate;
     TRY(join_limits(g));
+    TRY(join_choices(g));
+    TRY(join_sampler(g));
     r->model = g->model;
     r->stream = g->stream;
     r->return_token_ids = g->return_token_ids;
@@ -510,11 +610,6 @@ static enum status finish(struct reading *g)
     r->add_special = g->add_special;
     r->parse_special = g->parse_special;
     r->show_special = g->show_special;
-    q->sampler = (struct sampler_params){.temperature = (float)g->temperature,
-                                         .top_p = (float)g->top_p,
-                                         .min_p = (float)g->min_p,
-                                         .top_k = g->top_k > 0 ? (uint32_t)g->top_k : 0,
-                                         .seed = g->has_seed ? (uint64_t)g->seed : 0};
     q->has_seed = g->has_seed;
     q->ignore_eos = g->ignore_eos;
     q->batch_priority = g->priority && strcmp(g->priority, "batch") == 0;
@@ -550,6 +645,10 @@ enum status request_parse(struct request *r, const char *body, size_t len, struc
                         .err = err,
                         .temperature = 1,
                         .top_p = 1,
+                        .typical_p = 1,
+                        .n = 1,
+                        .n_logprobs = -1,
+                        .repeat_last_n = -1,
                         .cache_prompt = 1,
                         .add_generation_prompt = -1,
                         .parse_special = 1,

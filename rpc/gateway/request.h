@@ -27,9 +27,12 @@ enum endpoint {
     ENDPOINT_TEMPLATE = 16, /* /apply-template */
 };
 
+enum { REQUEST_MAX_CHOICES = 128 };
+
 struct request {
     enum endpoint endpoint;
     struct arena arena;
+    uint32_t n; /* answers asked for, at least 1 */
     struct bytes model; /* "": the default one */
     int stream, include_usage, return_token_ids;
     int add_special, parse_special, show_special; /* tokenize, detokenize */

@@ -113,7 +113,7 @@ static void on_get_metrics(struct rpc_call *c, grpc_byte_buffer *b)
     struct admin *a = c->service;
     Sluice__V1__GetMetricsResponse m = SLUICE__V1__GET_METRICS_RESPONSE__INIT;
     struct buf text;
-    enum metric_aliases aliases;
+    enum metric_aliases aliases = METRIC_ALIASES_NONE;
     struct error err;
     const Sluice__V1__GetMetricsRequest *request = asked(c, b, &sluice__v1__get_metrics_request__descriptor);
     if (!request)

@@ -1,6 +1,6 @@
 /* rpc/grpc/inference_api.h - service sluice.v1.Inference as plain structs.
  *
- * Purpose    Generate, Tokenize, Detokenize, ApplyTemplate, GetModel: server side for the coordinator, client side for the
+ * Purpose    Generate, Tokenize, Detokenize, ApplyTemplate, GetModel, GetPieces: server side for the coordinator, client side for the
  *            gateway.
  * Ownership  Request and event structs and what they point to are valid during the callback or call only; copy what must
  *            live longer. generate_call and generate_stream are counted: the callback gets a borrowed pointer, retain to keep.
@@ -116,6 +116,13 @@ struct model_facts {
     int64_t created_s;
 };
 
+/* The bytes of every token, one after the other; hidden: ids that add nothing to an answer's text. */
+struct vocabulary_pieces {
+    struct bytes text;
+    const uint32_t *lengths, *hidden;
+    size_t n, n_hidden;
+};
+
 struct inference_service {
     void *ctx;
     void (*generate)(void *ctx, struct generate_call *call, const struct generate_request *r);
@@ -125,6 +132,7 @@ struct inference_service {
     void (*detokenize)(void *ctx, struct unary_call *call, const uint32_t *ids, size_t n_ids, int show_special);
     void (*apply_template)(void *ctx, struct unary_call *call, struct bytes chat_json);
     void (*get_model)(void *ctx, struct unary_call *call);
+    void (*get_pieces)(void *ctx, struct unary_call *call); /* NULL: not served */
 };
 
 enum status inference_service_add(struct rpc_server *s, const struct inference_service *svc);
@@ -148,6 +156,7 @@ void unary_call_fail(struct unary_call *c, const struct error *err);
 void unary_call_tokens(struct unary_call *c, const uint32_t *ids, size_t n_ids);
 void unary_call_text(struct unary_call *c, struct bytes text);       /* detokenize, apply_template */
 void unary_call_model(struct unary_call *c, const struct model_facts *m);
+void unary_call_pieces(struct unary_call *c, const struct vocabulary_pieces *p);
 
 /* --- client ------------------------------------------------------------------------------------------------------------ */
 
@@ -178,5 +187,7 @@ enum status inference_detokenize(struct rpc_channel *c, const uint32_t *ids, siz
                                  text_done *done, void *ctx);
 enum status inference_apply_template(struct rpc_channel *c, struct bytes chat_json, int timeout_ms, text_done *done, void *ctx);
 enum status inference_get_model(struct rpc_channel *c, int timeout_ms, model_done *done, void *ctx);
+typedef void pieces_done(void *ctx, const struct error *err, const struct vocabulary_pieces *p);
+enum status inference_get_pieces(struct rpc_channel *c, int timeout_ms, pieces_done *done, void *ctx);
 
 #endif

@@ -146,6 +146,18 @@ static void model_arrived(struct unary_client *u, const struct error *err, const
     ((model_done *)u->done)(u->ctx, &bad, &m);
 }
 
+static void pieces_arrived(struct unary_client *u, const struct error *err, const void *data, size_t len, struct arena *a)
+{
+    struct error bad = *err;
+    struct vocabulary_pieces p = {0};
+    Sluice__V1__GetPiecesResponse *m = NULL;
+    if (err->status == STATUS_OK && !(m = message_unpack(&sluice__v1__get_pieces_response__descriptor, a, data, len)))
+        error_set(&bad, STATUS_PROTOCOL, "%zu bytes are no GetPiecesResponse", len);
+    if (m)
+        p = (struct vocabulary_pieces){bytes_pb(m->pieces), m->lengths, m->hidden, m->n_lengths, m->n_hidden};
+    ((pieces_done *)u->done)(u->ctx, &bad, &p);
+}
+
 enum status inference_tokenize(struct rpc_channel *c, struct bytes text, int add_special, int parse_special, int timeout_ms,
                                tokens_done *done, void *ctx)
 {
@@ -178,4 +190,10 @@ enum status inference_get_model(struct rpc_channel *c, int timeout_ms, model_don
 {
     Sluice__V1__GetModelRequest m = SLUICE__V1__GET_MODEL_REQUEST__INIT;
     return unary_client_start(c, "/sluice.v1.Inference/GetModel", &m.base, timeout_ms, model_arrived, (unary_done *)done, ctx);
+}
+
+enum status inference_get_pieces(struct rpc_channel *c, int timeout_ms, pieces_done *done, void *ctx)
+{
+    Sluice__V1__GetPiecesRequest m = SLUICE__V1__GET_PIECES_REQUEST__INIT;
+    return unary_client_start(c, "/sluice.v1.Inference/GetPieces", &m.base, timeout_ms, pieces_arrived, (unary_done *)done, ctx);
 }

@@ -119,13 +119,28 @@ static void on_get_model(struct rpc_call *c, grpc_byte_buffer *b)
         svc->get_model(svc->ctx, hand_out(c));
 }
 
+static void on_get_pieces(struct rpc_call *c, grpc_byte_buffer *b)
+{
+    const struct inference_service *svc = c->service;
+    struct error err;
+    if (!unpack(c, b, &sluice__v1__get_pieces_request__descriptor))
+        return;
+    struct unary_call *u = hand_out(c);
+    if (svc->get_pieces) {
+        svc->get_pieces(svc->ctx, u);
+        return;
+    }
+    error_set(&err, STATUS_UNSUPPORTED, "this service does not tell its vocabulary");
+    unary_call_fail(u, &err);
+}
+
 #define UNARY_OPS(handler)                                                                                             \
     {                                                                                                                  \
         .pull = pull, .on_open = on_open, .on_message = handler, .on_closed = on_closed, .destroy = destroy            \
     }
 static const struct rpc_call_ops tokenize_ops = UNARY_OPS(on_tokenize), detokenize_ops = UNARY_OPS(on_detokenize),
                                  apply_template_ops = UNARY_OPS(on_apply_template),
-                                 get_model_ops = UNARY_OPS(on_get_model);
+                                 get_model_ops = UNARY_OPS(on_get_model), get_pieces_ops = UNARY_OPS(on_get_pieces);
 
 /* --- answers ----------------------------------------------------------------------------------------------------------- */
 
@@ -170,6 +185,17 @@ void unary_call_model(struct unary_call *u, const struct model_facts *f)
     answer(u, inference_wire_pack_model(f));
 }
 
+void unary_call_pieces(struct unary_call *u, const struct vocabulary_pieces *p)
+{
+    Sluice__V1__GetPiecesResponse m = SLUICE__V1__GET_PIECES_RESPONSE__INIT;
+    m.pieces = pb_bytes(p->text);
+    m.lengths = (uint32_t *)(uintptr_t)p->lengths;
+    m.n_lengths = p->n;
+    m.hidden = (uint32_t *)(uintptr_t)p->hidden;
+    m.n_hidden = p->n_hidden;
+    answer(u, message_pack(&m.base));
+}
+
 /* --- the service ------------------------------------------------------------------------------------------------------- */
 
 static enum status add(struct rpc_server *s, const char *path, size_t bytes, const struct rpc_call_ops *ops, uint32_t max_open,
@@ -197,5 +223,6 @@ enum status inference_service_add(struct rpc_server *s, const struct inference_s
     TRY(add(s, "/sluice.v1.Inference/Tokenize", unary, &tokenize_ops, MAX_OPEN_UNARY, 0, svc));
     TRY(add(s, "/sluice.v1.Inference/Detokenize", unary, &detokenize_ops, MAX_OPEN_UNARY, 0, svc));
     TRY(add(s, "/sluice.v1.Inference/ApplyTemplate", unary, &apply_template_ops, MAX_OPEN_UNARY, 0, svc));
-    return add(s, "/sluice.v1.Inference/GetModel", unary, &get_model_ops, MAX_OPEN_UNARY, 0, svc);
+    TRY(add(s, "/sluice.v1.Inference/GetModel", unary, &get_model_ops, MAX_OPEN_UNARY, 0, svc));
+    return add(s, "/sluice.v1.Inference/GetPieces", unary, &get_pieces_ops, MAX_OPEN_UNARY, 0, svc);
 }

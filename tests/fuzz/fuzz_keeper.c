@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "rpc/gateway/completion_kept.h"
 #include "rpc/gateway/keeper.h"
+#include "rpc/gateway/logprobs.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -39,7 +40,12 @@ static void look_at_records(const struct kept *k)
     if (completion_kept_read(k, &c, &err) != STATUS_OK)
         return;
     CHECK(memchr(c.request.request_id, 0, sizeof c.request.request_id) && memchr(c.model, 0, sizeof c.model) && c.request.id[0]);
-    CHECK(c.token.len <= MAX_RESUME_TOKEN && c.ids.len % sizeof(uint32_t) == 0);
+    CHECK(c.request.n >= 1 && c.request.n <= REQUEST_MAX_CHOICES);
+    for (uint32_t i = 0; i < c.request.n; i++) {
+        const struct kept_choice *h = &c.choices[i];
+        CHECK(h->token.len <= MAX_RESUME_TOKEN && h->ids.len % sizeof(uint32_t) == 0);
+        CHECK(logprobs_are_sane((struct bytes){h->logprobs.data ? h->logprobs.data : "", h->logprobs.len}));
+    }
     CHECK(c.n_prompt_ids * sizeof(uint32_t) <= k->state.records_bytes);
     completion_kept_fini(&c);
 }

@@ -5,8 +5,10 @@
  *   size=BYTES   each token is padded to so many bytes;  delay=MS  wait before each token
  *   queue=MS     waits in the queue, position 3;  read=MS  then reads;  silent=1  not even accepted
  *   fail=STATUS,RETRY  refused with a number of status.h;  failafter=K  fails after K tokens;  die=K  the process ends
- * there endless=1    ends without DONE;  echo=1  the answer is what was asked, as JSON max_tokens and stop strings are
- * obeyed (not by echo). SIGUSR1 switches ready off and on.
+ * there endless=1    ends without DONE;  echo=1  the answer is what was asked, as JSON;  only=I  what fails or dies is answer I of n
+ * max_tokens and stop strings are obeyed (not by echo). `#` in say is the answer's number among n: those after the first come with the
+ * prompt's ids and say what their first one was asked. Token i of an answer has the id 100 + i; the vocabulary is the 256 bytes, 0 to 31
+ * hidden. Log probabilities are -(i + 1)/4 for the token, -1, -2, ... for the ids from its own on. SIGUSR1 switches ready off and on.
  */
 #include <jansson.h>
 #include <signal.h>
@@ -31,6 +33,7 @@ struct call {
     char id[64], client[64];
     enum phase phase;
     int64_t phase_until_ns;
+    uint32_t n_top, choice;
     char **token;
     size_t n_tokens, at, prompt_tokens;
     int delay_ms, queue_ms, read_ms, silent, fail, retry_after, failafter, die, endless;
@@ -44,6 +47,10 @@ static struct {
     uint64_t accepted, done, failed, cancelled;
     volatile sig_atomic_t ready;
     char names[256];
+    struct {
+        char id[64], *script;
+    } begun[64]; /* the first of n answers: what it was asked */
+    uint32_t n_begun;
 } fake = {.ready = 1};
 
 static const char *value_of(const char *script, const char *name)
@@ -87,12 +94,17 @@ static char *echo_json(const struct generate_request *r)
     json_t *stops = json_array();
     for (uint32_t i = 0; i < r->n_stops; i++)
         json_array_append_new(stops, json_stringn(r->stop[i].data, r->stop[i].len));
+    json_t *biases = json_array();
+    for (size_t i = 0; i < r->n_bias; i++)
+        json_array_append_new(biases, json_pack("[i,f]", (int)r->bias[i].id, (double)r->bias[i].bias));
     json_t *o = json_pack(
-        "{s:I,s:I,s:f,s:f,s:i,s:f,s:b,s:b,s:b,s:I,s:o,s:i,s:I}", "max_tokens", (json_int_t)r->max_tokens, "seed",
+        "{s:I,s:I,s:f,s:f,s:i,s:f,s:b,s:b,s:b,s:I,s:o,s:i,s:I,s:f,s:f,s:f,s:f,s:i,s:i,s:o}", "max_tokens", (json_int_t)r->max_tokens, "seed",
         (json_int_t)r->sampler.seed, "temperature", (double)r->sampler.temperature, "top_p", (double)r->sampler.top_p,
         "top_k", (int)r->sampler.top_k, "min_p", (double)r->sampler.min_p, "has_seed", r->has_seed, "ignore_eos",
         r->ignore_eos, "no_cache", r->no_cache, "deadline_ms", (json_int_t)r->deadline_ms, "stop", stops, "batch",
-        r->batch_priority, "attempt", (json_int_t)r->attempt);
+        r->batch_priority, "attempt", (json_int_t)r->attempt, "frequency_penalty", (double)r->sampler.frequency_penalty,
+        "presence_penalty", (double)r->sampler.presence_penalty, "repeat_penalty", (double)r->sampler.repeat_penalty, "typical_p",
+        (double)r->sampler.typical_p, "repeat_last_n", (int)r->sampler.repeat_last_n, "n_top", (int)r->sampler.n_top, "bias", biases);
     json_object_set_new(o, "client", json_stringn(r->client.data, r->client.len));
     if (r->prompt == PROMPT_CHAT)
         json_object_set_new(o, "chat", json_loadb(r->chat_json.data, r->chat_json.len, JSON_ALLOW_NUL, NULL));
@@ -101,12 +113,45 @@ static char *echo_json(const struct generate_request *r)
     return text;
 }
 
+/* Of "req-...-2": 2; 0 for a request with one answer. */
+static uint32_t choice_of(struct bytes id)
+{
+    size_t at = id.len;
+    while (at && id.data[at - 1] != '-')
+        at--;
+    uint32_t n = 0;
+    for (size_t i = at; i < id.len && id.len - at <= 3; i++)
+        n = n * 10 + (uint32_t)(id.data[i] - '0');
+    return at ? n : 0;
+}
+
+static size_t stem_of(struct bytes id)
+{
+    return id.len > 28 && id.data[28] == '-' ? 28 : id.len;
+}
+
+static void remember(struct bytes id, const char *script)
+{
+    uint32_t i = fake.n_begun++ % ARRAY_LEN(fake.begun);
+    free(fake.begun[i].script);
+    snprintf(fake.begun[i].id, sizeof fake.begun[i].id, "%.*s", (int)stem_of(id), id.data);
+    fake.begun[i].script = strdup(script);
+}
+
+static const char *remembered(struct bytes id)
+{
+    for (size_t i = 0; i < ARRAY_LEN(fake.begun); i++)
+        if (fake.begun[i].script && strlen(fake.begun[i].id) == stem_of(id) && memcmp(fake.begun[i].id, id.data, stem_of(id)) == 0)
+            return fake.begun[i].script;
+    return "say=ids";
+}
+
 static char *script_of(const struct generate_request *r)
 {
     if (r->prompt == PROMPT_TEXT)
         return strndup(r->text.data, r->text.len);
     if (r->prompt == PROMPT_IDS)
-        return strdup("say=ids");
+        return strdup(choice_of(r->request_id) ? remembered(r->request_id) : "say=ids");
     json_t *chat = json_loadb(r->chat_json.data, r->chat_json.len, JSON_ALLOW_NUL, NULL);
     json_t *messages = json_object_get(chat, "messages");
     const char *text =
@@ -125,7 +170,7 @@ static void write_answer(struct call *c, const char *script, const struct genera
                                               : strdup("Hello from here.");
     if (given)
         for (char *p = text; *p; p++)
-            *p = *p == '_' ? ' ' : *p;
+            *p = *p == '_' ? ' ' : *p == '#' ? (char)('0' + c->choice % 10) : *p;
     c->token = calloc(TOKENS_MAX, sizeof *c->token);
     for (int i = 1; i <= count; i++) {
         char word[24];
@@ -226,8 +271,18 @@ static int decode(struct call *c)
         return -1;
     }
     uint32_t id = 100 + (uint32_t)c->at;
-    struct generate_event e = {
-        .kind = GENERATE_TEXT, .text = {c->token[c->at], strlen(c->token[c->at])}, .ids = &id, .n_ids = 1};
+    struct token_logprobs lp = {.id = id, .logprob = -0.25f * (float)(c->at + 1), .n_top = c->n_top ? c->n_top - 1 : 0};
+    for (uint32_t i = 0; i < lp.n_top; i++) {
+        lp.top_ids[i] = id + i;
+        lp.top_logprobs[i] = -1.0f - (float)i;
+    }
+    struct generate_event e = {.kind = GENERATE_TEXT,
+                               .text = {c->token[c->at], strlen(c->token[c->at])},
+                               .ids = &id,
+                               .n_ids = 1,
+                               .logprobs = &lp,
+                               .n_logprobs = c->n_top > 0,
+                               .has_usage = c->at == 0};
     if (generate_call_send(c->handle, &e) == STATUS_FULL)
         return FULL_RETRY_MS;
     c->at++;
@@ -293,8 +348,13 @@ static void on_generate(void *ctx, struct generate_call *handle, const struct ge
     c->delay_ms = number_of(script, "delay", 0);
     c->queue_ms = number_of(script, "queue", 0);
     c->read_ms = number_of(script, "read", 0);
-    c->failafter = number_of(script, "failafter", -1);
-    c->die = number_of(script, "die", -1);
+    c->choice = choice_of(r->request_id);
+    c->n_top = r->sampler.n_top;
+    if (r->prompt != PROMPT_IDS)
+        remember(r->request_id, script);
+    int fails = number_of(script, "only", (int)c->choice) == (int)c->choice;
+    c->failafter = fails ? number_of(script, "failafter", -1) : -1;
+    c->die = fails ? number_of(script, "die", -1) : -1;
     c->endless = number_of(script, "endless", 0);
     write_answer(c, script, r);
     if (!number_of(script, "echo", 0)) /* which may hold the stop strings */
@@ -380,6 +440,19 @@ static void on_model(void *ctx, struct unary_call *call)
     unary_call_model(call, &m);
 }
 
+static void on_pieces(void *ctx, struct unary_call *call)
+{
+    char text[256];
+    uint32_t lengths[256], hidden[32];
+    (void)ctx;
+    for (uint32_t i = 0; i < 256; i++) {
+        text[i] = (char)i;
+        lengths[i] = 1;
+        hidden[i % 32] = i % 32;
+    }
+    unary_call_pieces(call, &(struct vocabulary_pieces){{text, 256}, lengths, hidden, 256, 32});
+}
+
 static void on_status(void *ctx, struct service_status *s)
 {
     (void)ctx;
@@ -438,7 +511,8 @@ static int serve(const struct config *c, struct error *err)
                                                        .tokenize = on_tokenize,
                                                        .detokenize = on_detokenize,
                                                        .apply_template = on_template,
-                                                       .get_model = on_model};
+                                                       .get_model = on_model,
+                                                       .get_pieces = on_pieces};
     static const struct admin_service admin = {
         .get_status = on_status, .get_metrics = on_metrics, .drain = on_drain, .seen_gateway = on_gateway};
     TRY(config_secret(c, secret, err));

@@ -48,7 +48,7 @@ static const char chat[] =
     "{\"messages\":[{\"role\":\"system\",\"content\":null},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
     "{\"type\":\"text\",\"text\":\"b\"}]}],\"model\":\"m\",\"stop\":[\"x\",\"y\"],\"priority\":\"batch\",\"tools\":[{\"a\":{}}],"
     "\"chat_template_kwargs\":{\"k\":[1,2.5]},\"reasoning_effort\":\"low\",\"user\":\"u\",\"seed\":5}";
-static const char completion[] = "{\"prompt\":[1,2,3,4,5,6,7,8,9],\"stop\":\"s\"}";
+static const char completion[] = "{\"prompt\":[1,2,3,4,5,6,7,8,9],\"stop\":\"s\",\"logit_bias\":{\"5\":1,\"6\":-2}}";
 
 /* Parses with the n-th allocation failing, until one parse needs fewer. Returns how many were needed. */
 static long fail_each(enum endpoint endpoint, const char *body)
@@ -89,7 +89,9 @@ static void an_answer_that_gets_no_memory_is_marked_failed(void **state)
         struct buf b;
         buf_init(&b, 1 << 20);
         countdown = n;
-        openai_answer(&b, &h, (struct bytes){"text", 4}, NULL, 0, FINISH_STOP, &u);
+        openai_answer_begin(&b, &h);
+        openai_answer_choice(&b, &h, &(struct answer_part){.text = {"text", 4}, .finish = FINISH_STOP});
+        openai_answer_end(&b, &h, &u);
         long left = countdown;
         countdown = -1;
         int failed = b.failed;

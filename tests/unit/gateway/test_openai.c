@@ -41,6 +41,13 @@ static json_t *event(const struct buf *b, int i)
     return object(p + 6, (size_t)(strstr(p, "\n\n") - p) - 6);
 }
 
+static void answer(struct buf *b, const struct answer_head *h, const struct answer_part *p)
+{
+    openai_answer_begin(b, h);
+    openai_answer_choice(b, h, p);
+    openai_answer_end(b, h, &some_usage);
+}
+
 static const char *text_at(json_t *v, const char *a, const char *b)
 {
     json_t *choice = json_array_get(json_object_get(v, "choices"), 0);
@@ -59,9 +66,10 @@ static void a_chat_stream_has_a_role_text_a_finish_and_done(void **state)
     struct answer_head h = head_of(ENDPOINT_CHAT);
     (void)state;
     buf_init(&b, 1 << 20);
-    openai_first_chunk(&b, &h);
-    openai_text_chunk(&b, &h, (struct bytes){"a\n\"", 3}, NULL, 0);
-    openai_last_chunks(&b, &h, FINISH_LENGTH, &some_usage);
+    openai_first_chunk(&b, &h, 0);
+    openai_text_chunk(&b, &h, &(struct answer_part){.text = (struct bytes){"a\n\"", 3}, .ids = NULL, .n_ids = 0});
+    openai_finish_chunk(&b, &h, 0, FINISH_LENGTH, &some_usage);
+    openai_end_of_stream(&b, &h, &some_usage);
     json_t *e[3] = {event(&b, 0), event(&b, 1), event(&b, 2)};
     assert_string_equal(text_at(e[0], "delta", "role"), "assistant");
     assert_string_equal(text_at(e[1], "delta", "content"), "a\n\"");
@@ -84,10 +92,11 @@ static void include_usage_adds_a_chunk_without_choices(void **state)
     (void)state;
     h.include_usage = 1;
     buf_init(&b, 1 << 20);
-    openai_first_chunk(&b, &h);
+    openai_first_chunk(&b, &h, 0);
     assert_int_equal(b.len, 0);
-    openai_text_chunk(&b, &h, (struct bytes){"x", 1}, NULL, 0);
-    openai_last_chunks(&b, &h, FINISH_STOP, &some_usage);
+    openai_text_chunk(&b, &h, &(struct answer_part){.text = (struct bytes){"x", 1}, .ids = NULL, .n_ids = 0});
+    openai_finish_chunk(&b, &h, 0, FINISH_STOP, &some_usage);
+    openai_end_of_stream(&b, &h, &some_usage);
     json_t *text = event(&b, 0), *finish = event(&b, 1), *usage = event(&b, 2);
     assert_string_equal(text_at(text, "text", NULL), "x");
     assert_true(json_is_null(json_object_get(text, "usage")));
@@ -113,7 +122,7 @@ static void token_ids_are_told_when_asked_for(void **state)
     h.prompt_ids = prompt;
     h.n_prompt_ids = 2;
     buf_init(&b, 1 << 20);
-    openai_answer(&b, &h, (struct bytes){"hi", 2}, ids, 2, FINISH_STOP, &some_usage);
+    answer(&b, &h, &(struct answer_part){.text = (struct bytes){"hi", 2}, .ids = ids, .n_ids = 2, .finish = FINISH_STOP});
     json_t *a = object(b.data, b.len);
     json_t *choice = json_array_get(json_object_get(a, "choices"), 0);
     assert_int_equal(json_integer_value(json_array_get(json_object_get(choice, "token_ids"), 1)), 77);

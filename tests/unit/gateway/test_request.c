@@ -157,9 +157,10 @@ static void every_field_takes_the_types_it_has_and_names_itself_for_others(void 
         {"reasoning_effort", "ynnnnn"},{"tools", "ynynnn"},         {"documents", "ynynnn"},
         {"tool_choice", "ynn5nn"},
         {"parallel_tool_calls", "yynnnn"},
-        {"response_format", "ynnnnn"}, {"modalities", "ynynnn"},    {"logprobs", "y5nnnn"},
-        {"top_logprobs", "ynnnnn"},    {"n", "ynnnnn"},             {"frequency_penalty", "ynnnn5"},
-        {"presence_penalty", "ynnnn5"},{"repeat_penalty", "ynnnnn"},{"logit_bias", "ynnynn"},
+        {"response_format", "ynnnnn"}, {"modalities", "ynynnn"},    {"logprobs", "yynnnn"},
+        {"top_logprobs", "ynnnnn"},    {"n", "ynnnnn"},             {"frequency_penalty", "ynnnny"},
+        {"presence_penalty", "ynnnny"},{"repeat_penalty", "ynnnnn"},{"logit_bias", "ynnynn"},
+        {"repetition_penalty", "ynnnnn"}, {"repeat_last_n", "ynnnny"}, {"typical_p", "ynnnnn"}, {"mirostat", "ynnnnn"},
         {"functions", "y55555"},       {"grammar", "y55555"},       {"something_new", "yyyyyy"},
     };
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
@@ -182,14 +183,14 @@ static void every_field_takes_the_types_it_has_and_names_itself_for_others(void 
 static void extreme_integers_are_refused_by_name_or_clamped(void **state)
 {
     (void)state;
-    static const char *const names[] = {"max_tokens", "max_completion_tokens", "top_k", "deadline_ms", "n", "top_logprobs", "seed"};
+    static const char *const names[] = {"max_tokens", "max_completion_tokens", "top_k", "deadline_ms", "n", "top_logprobs", "repeat_last_n", "seed"};
     static const char *const values[] = {"-9223372036854775808", "9223372036854775807"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
         for (size_t j = 0; j < ARRAY_LEN(values); j++) {
             char fields[128];
             struct request r;
             struct error err = {0};
-            int clamped = (j == 1 && i < 2) || i == 6;
+            int clamped = (j == 1 && i < 2) || i == 7;
             snprintf(fields, sizeof fields, "\"%s\":%s", names[i], values[j]);
             assert_int_equal(chat_with(fields, &r, &err), clamped ? STATUS_OK : STATUS_BAD_REQUEST);
             if (!clamped)
@@ -202,17 +203,9 @@ static void what_is_not_built_is_refused_by_name_unless_neutral(void **state)
 {
     (void)state;
     static const struct row rows[] = {
-        {"\"n\":1", STATUS_OK, ""},
-        {"\"n\":2", STATUS_UNSUPPORTED, "n"},
-        {"\"n\":129", STATUS_BAD_REQUEST, "n"},
-        {"\"frequency_penalty\":0", STATUS_OK, ""},
-        {"\"frequency_penalty\":0.5", STATUS_UNSUPPORTED, "frequency_penalty"},
-        {"\"frequency_penalty\":3", STATUS_BAD_REQUEST, "frequency_penalty"},
-        {"\"repeat_penalty\":1.0", STATUS_OK, ""},
-        {"\"repeat_penalty\":1.1", STATUS_UNSUPPORTED, "repeat_penalty"},
-        {"\"logit_bias\":{\"5\":1}", STATUS_UNSUPPORTED, "logit_bias"},
-        {"\"logprobs\":false,\"top_logprobs\":0", STATUS_OK, ""},
-        {"\"top_logprobs\":3", STATUS_UNSUPPORTED, "top_logprobs"},
+        {"\"mirostat\":0", STATUS_OK, ""},
+        {"\"mirostat\":2", STATUS_UNSUPPORTED, "mirostat"},
+        {"\"mirostat\":3", STATUS_BAD_REQUEST, "mirostat"},
         {"\"response_format\":{\"type\":\"text\"}", STATUS_OK, ""},
         {"\"response_format\":{\"type\":\"json_schema\"}", STATUS_UNSUPPORTED, "response_format"},
         {"\"tools\":[{}],\"tool_choice\":\"auto\"", STATUS_OK, ""},
@@ -225,6 +218,103 @@ static void what_is_not_built_is_refused_by_name_unless_neutral(void **state)
         {"\"temperature\":1e400", STATUS_BAD_REQUEST, ""},
     };
     check_rows(rows, ARRAY_LEN(rows));
+}
+
+static void samplers_have_their_ranges(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {"\"n\":1", STATUS_OK, ""},
+        {"\"n\":128", STATUS_OK, ""},
+        {"\"n\":129", STATUS_BAD_REQUEST, "n"},
+        {"\"n\":0", STATUS_BAD_REQUEST, "n"},
+        {"\"frequency_penalty\":-2,\"presence_penalty\":2", STATUS_OK, ""},
+        {"\"frequency_penalty\":2.1", STATUS_BAD_REQUEST, "frequency_penalty"},
+        {"\"presence_penalty\":-2.1", STATUS_BAD_REQUEST, "presence_penalty"},
+        {"\"repeat_penalty\":1.1,\"repetition_penalty\":1.1", STATUS_OK, ""},
+        {"\"repeat_penalty\":1.1,\"repetition_penalty\":1.2", STATUS_BAD_REQUEST, "repeat_penalty"},
+        {"\"repeat_penalty\":0", STATUS_BAD_REQUEST, "repeat_penalty"},
+        {"\"repetition_penalty\":-1", STATUS_BAD_REQUEST, "repetition_penalty"},
+        {"\"repeat_last_n\":-2", STATUS_BAD_REQUEST, "repeat_last_n"},
+        {"\"typical_p\":1.5", STATUS_BAD_REQUEST, "typical_p"},
+        {"\"logit_bias\":{}", STATUS_OK, ""},
+        {"\"logit_bias\":{\"5\":100,\"0\":-100,\"2147483647\":0.5}", STATUS_OK, ""},
+        {"\"logit_bias\":{\"5\":101}", STATUS_BAD_REQUEST, "logit_bias"},
+        {"\"logit_bias\":{\"5\":\"1\"}", STATUS_BAD_REQUEST, "logit_bias"},
+        {"\"logit_bias\":{\"05\":1}", STATUS_BAD_REQUEST, "logit_bias"},
+        {"\"logit_bias\":{\"\":1}", STATUS_BAD_REQUEST, "logit_bias"},
+        {"\"logit_bias\":{\"-1\":1}", STATUS_BAD_REQUEST, "logit_bias"},
+        {"\"logit_bias\":{\"2147483648\":1}", STATUS_BAD_REQUEST, "logit_bias"},
+        {"\"logit_bias\":{\"99999999999999999999\":1}", STATUS_BAD_REQUEST, "logit_bias"},
+        {"\"logprobs\":false,\"top_logprobs\":0", STATUS_OK, ""},
+        {"\"logprobs\":true,\"top_logprobs\":20", STATUS_OK, ""},
+        {"\"logprobs\":true,\"top_logprobs\":21", STATUS_BAD_REQUEST, "top_logprobs"},
+        {"\"top_logprobs\":3", STATUS_BAD_REQUEST, "top_logprobs"},
+    };
+    check_rows(rows, ARRAY_LEN(rows));
+}
+
+static void samplers_go_where_they_belong(void **state)
+{
+    struct request r;
+    struct error err;
+    (void)state;
+    assert_int_equal(chat_with("\"n\":3,\"frequency_penalty\":0.5,\"presence_penalty\":-0.5,\"repetition_penalty\":1.5,\"typical_p\":0.75,"
+                               "\"logprobs\":true,\"top_logprobs\":2,\"repeat_last_n\":9,\"logit_bias\":{\"7\":1.5,\"3\":-100}",
+                               &r, &err),
+                     STATUS_OK);
+    const struct sampler_params *s = &r.generate.sampler;
+    assert_int_equal(r.n, 3);
+    assert_true(s->frequency_penalty == 0.5f && s->presence_penalty == -0.5f && s->repeat_penalty == 1.5f && s->typical_p == 0.75f);
+    assert_true(s->n_top == 3 && s->repeat_last_n == 9 && r.generate.n_bias == 2);
+    for (size_t i = 0; i < 2; i++)
+        assert_true(r.generate.bias[i].bias == (r.generate.bias[i].id == 7 ? 1.5f : -100.0f));
+    request_fini(&r);
+    assert_int_equal(chat_with("\"repeat_penalty\":1.5,\"repeat_last_n\":0", &r, &err), STATUS_OK);
+    assert_true(r.generate.sampler.repeat_penalty == 1 && r.generate.sampler.n_top == 0 && r.n == 1);
+    request_fini(&r);
+    assert_int_equal(chat_with("\"logprobs\":true,\"repeat_last_n\":-1", &r, &err), STATUS_OK);
+    assert_true(r.generate.sampler.n_top == 1 && r.generate.sampler.repeat_last_n == 0);
+    request_fini(&r);
+    static const struct {
+        const char *fields;
+        enum status want;
+        const char *param;
+        uint32_t n_top, n;
+    } rows[] = {
+        {"\"logprobs\":0", STATUS_OK, "", 1, 1},      {"\"logprobs\":5,\"n\":2,\"best_of\":2", STATUS_OK, "", 6, 2},
+        {"\"logprobs\":6", STATUS_BAD_REQUEST, "logprobs", 0, 0}, {"\"logprobs\":true", STATUS_BAD_REQUEST, "logprobs", 0, 0},
+        {"\"n\":2,\"best_of\":1", STATUS_BAD_REQUEST, "best_of", 0, 0}, {"\"best_of\":2", STATUS_UNSUPPORTED, "best_of", 0, 0},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        char body[128];
+        struct error told = {0};
+        snprintf(body, sizeof body, "{\"prompt\":[1],%s}", rows[i].fields);
+        enum status got = parse(ENDPOINT_COMPLETION, body, &r, &told);
+        if (got != rows[i].want || (got != STATUS_OK && strcmp(told.param, rows[i].param)))
+            fail_msg("%s: %s, param '%s'", body, status_name(got), told.param);
+        if (got == STATUS_OK)
+            assert_true(r.generate.sampler.n_top == rows[i].n_top && r.n == rows[i].n);
+        request_fini(&r);
+    }
+}
+
+static void too_many_biases_are_refused(void **state)
+{
+    (void)state;
+    for (int n = MAX_BIASES; n <= MAX_BIASES + 1; n++) {
+        char *body = malloc(64 + 16 * (size_t)n);
+        struct request r;
+        struct error err = {0};
+        assert_non_null(body);
+        size_t len = (size_t)sprintf(body, "{" MESSAGES ",\"logit_bias\":{\"0\":1");
+        for (int i = 1; i < n; i++)
+            len += (size_t)sprintf(body + len, ",\"%d\":1", i);
+        strcpy(body + len, "}}");
+        assert_int_equal(parse(ENDPOINT_CHAT, body, &r, &err), n == MAX_BIASES ? STATUS_OK : STATUS_BAD_REQUEST);
+        request_fini(&r);
+        free(body);
+    }
 }
 
 static void tool_choice_none_hides_the_tools(void **state)
@@ -398,6 +488,9 @@ int main(void)
         cmocka_unit_test(every_field_takes_the_types_it_has_and_names_itself_for_others),
         cmocka_unit_test(extreme_integers_are_refused_by_name_or_clamped),
         cmocka_unit_test(what_is_not_built_is_refused_by_name_unless_neutral),
+        cmocka_unit_test(samplers_have_their_ranges),
+        cmocka_unit_test(samplers_go_where_they_belong),
+        cmocka_unit_test(too_many_biases_are_refused),
         cmocka_unit_test(tool_choice_none_hides_the_tools),
         cmocka_unit_test(message_content_may_be_text_null_or_text_parts),
         cmocka_unit_test(a_completion_prompt_is_text_ids_or_one_of_them),
