@@ -164,6 +164,8 @@ void completion__submit(struct choice *h)
     char id[48];
     int64_t now = clock_now_ns();
     enum status s = learn_model(c, &err);
+    if (s == STATUS_OK && h->index > 0 && c->prompt_ids.failed)
+        s = error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the prompt's ids");
     if (s == STATUS_OK) {
         fill_request(h, &q, id, now);
         if (!take_time(h, &q, now))

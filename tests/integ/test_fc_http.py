@@ -52,13 +52,15 @@ BOTH = {
     "temperature": "ynnnnn", "top_p": "ynnnnn", "top_k": "ynnnny", "min_p": "ynnnnn", "seed": "ynnnny", "stop": "ynynyn",
     "ignore_eos": "yynnnn", "deadline_ms": "ynnnnn", "priority": "ynnnnn", "cache_prompt": "yynnnn", "return_token_ids": "yynnnn",
     "user": "ynnnyn", "response_format": "ynnnnn", "n": "ynnnnn", "grammar": "y55555", "something_new": "yyyyyy",
+    "frequency_penalty": "ynnnny", "presence_penalty": "ynnnny", "repeat_penalty": "ynnnnn", "repetition_penalty": "ynnnnn",
+    "repeat_last_n": "ynnnny", "typical_p": "ynnnnn", "logit_bias": "ynnynn", "mirostat": "ynnnnn",
 }
 OF_CHAT = {
     "messages": "nnnnnn", "chat_template_kwargs": "ynnynn", "reasoning_effort": "ynnnnn", "tools": "ynynnn", "tool_choice": "ynn5nn",
-    "parallel_tool_calls": "yynnnn", "modalities": "ynynnn", "top_logprobs": "ynnnnn",
+    "parallel_tool_calls": "yynnnn", "modalities": "ynynnn", "top_logprobs": "ynnnnn", "logprobs": "yynnnn", "documents": "ynynnn",
     "functions": "y55555", "function_call": "y55555",
 }
-OF_COMPLETIONS = {"prompt": "nnnnyn", "best_of": "ynnnnn", "echo": "y5nnnn", "suffix": "ynnn5n"}
+OF_COMPLETIONS = {"prompt": "nnnnyn", "best_of": "ynnnnn", "echo": "y5nnnn", "suffix": "ynnn5n", "logprobs": "ynnnnn"}
 
 
 def check_field(k, path, field, takes):
@@ -189,21 +191,25 @@ def fc_50_what_is_no_strict_json_and_what_is_too_long():
 
 # --- FC-51 -------------------------------------------------------------------------------------------------------------------------
 
-INTEGERS = ("max_tokens", "max_completion_tokens", "top_k", "seed", "deadline_ms", "n")
+INTEGERS = ("max_tokens", "max_completion_tokens", "top_k", "seed", "deadline_ms", "n", "repeat_last_n")
 
 
 @case("fast", seconds=60)
 def fc_51_every_integer_at_its_extremes():
     with Service(stages=1, costs=(0, 0, 0), context=256) as s:
         k = Kept(s)
-        takes = {"max_tokens": (1, 0, 1), "max_completion_tokens": (1, 0, 1), "top_k": (1, 0, 0), "seed": (1, 1, 1)}
-        for path, fields in ((CHAT, (*INTEGERS, "top_logprobs")), (COMPLETION, (*INTEGERS, "best_of"))):
+        takes = {"max_tokens": (1, 0, 1), "max_completion_tokens": (1, 0, 1), "top_k": (1, 0, 0), "seed": (1, 1, 1),
+                 "repeat_last_n": (1, 0, 0)}
+        for path, fields in ((CHAT, (*INTEGERS, "top_logprobs")), (COMPLETION, (*INTEGERS, "best_of", "logprobs"))):
             for field in fields:
                 for value, taken in zip((-1, -2**63, 2**63 - 1), takes.get(field, (0, 0, 0))):
                     status, a, _ = k.post(body_with(field, value, path), path)
                     assert status == (200 if taken else 400), (path, field, value, a)
                     if not taken:
                         assert a["error"]["param"] == field and str(value) in a["error"]["message"], a
+        for key in ("-1", "2147483648", "4294967296", "9223372036854775807", "18446744073709551616", "1e3", "0x10", "00"):
+            status, a, _ = k.post({"prompt": [10], "max_tokens": 1, "logit_bias": {key: 1}}, COMPLETION)
+            assert status == 400 and a["error"]["param"] == "logit_bias", (key, a)
         for value in (-1, -2**63, 2**63 - 1, 2**31, 2**32 - 1):
             status, a, _ = k.post({"prompt": [10, value], "max_tokens": 1}, COMPLETION)
             assert status == 400 and a["error"]["param"].startswith("prompt"), a
@@ -239,6 +245,7 @@ PROMPT = ids(40, 52)
 # What a client can size: text, ids, an answer that is collected, and one that is streamed.
 KINDS = [
     (COMPLETION, {"prompt": PROMPT, "max_tokens": 30, "temperature": 0, "stream": True}),
+    (COMPLETION, {"prompt": PROMPT, "max_tokens": 10, "n": 2, "logprobs": 2, "logit_bias": {"7": -1, "200": 2}}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "some text " * 50}, {"type": "text", "text": "b"}]}],
             "max_tokens": 30, "stop": ["\u0001\u0002", "qq"], "seed": 3, "tools": [{"type": "function", "function": {"name": "f"}}]}),
 ]
