@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# deploy/demo.sh - from a fresh clone to a streamed answer: installs what is missing, builds, fetches SmolLM2, starts
+# deploy/demo.sh - from a fresh clone to a streamed answer: installs what is missing, builds, fetches a model, starts
 # coordinator, stages and gateway by mpirun, asks one question, shows the status and serves until Ctrl-C.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,7 +8,8 @@ usage() {
     cat <<'U'
 usage: deploy/demo.sh [flags] [-- any sluice-launch flag]
   --once TEXT        end after the answer to TEXT
-  --model FILE       any GGUF (default: SmolLM2-135M-Instruct, fetched)
+  --model NAME|FILE  smollm2 (the default), qwen2.5 or gemma3, fetched; or any GGUF. One without a chat template, such as gemma3,
+                     is a base model: TEXT is not answered then, it goes on
   --stages N         number of stages (default 2)
   --http HOST:PORT   where the gateway listens (default 127.0.0.1:8080)
   --grpc HOST:PORT   where the coordinator listens (default 127.0.0.1:7411)
@@ -31,7 +32,10 @@ while [ $# -gt 0 ]; do
     esac
 done
 case $stages in '' | *[!0-9]* | 0) echo "demo: --stages: '$stages' is not allowed; a whole number from 1 is" >&2; exit 2 ;; esac
-[ -z "$model" ] || [ -f "$model" ] || { echo "demo: --model $model: no such file" >&2; exit 3; }
+case $model in
+'' | smollm2 | qwen2.5 | gemma3) ;;
+*) [ -f "$model" ] || { echo "demo: --model $model: no such file, and not smollm2, qwen2.5 or gemma3" >&2; exit 3; } ;;
+esac
 
 say() { echo "demo: $*" >&2; }
 build=${SLUICE_BUILD_DIR:-$PWD/build}
@@ -47,7 +51,16 @@ else
     NINJA_STATUS='demo: [%f/%t] ' ninja -C "$build" sluice-launch sluice-coordinator sluice-stage sluice-gateway sluice |
         awk 'NR % 25 == 1 { print; fflush() } /FAILED|error/ { print }' >&2
 fi
-[ -n "$model" ] || model=$(deploy/get_model.sh smollm2)
+[ -f "$model" ] || model=$(deploy/get_model.sh "${model:-smollm2}")
+
+# What is in it, and whether it can be served at all, before anything starts.
+facts=$("$build/bin/sluice" model --stages "$stages" "$model") || exit
+say "$(head -n 1 <<<"$facts")"
+is_base=
+if grep -q '^template *none' <<<"$facts" && [[ " ${extra[*]} " != *" --chat-template"* ]]; then
+    is_base=1
+    say "this is a base model: it has no chat template, so it completes plain text and holds no conversation"
+fi
 
 # A taken port is told before anything starts.
 taken() { (exec 3<>"/dev/tcp/${1%:*}/${1##*:}") 2>/dev/null; }
@@ -112,16 +125,23 @@ until curl -fs -m 2 "$url/ready" >/dev/null 2>&1 || "$build/bin/sluice" --url "$
     [ $stops -eq 0 ] || finish
     kill -0 "$job" 2>/dev/null || fail "the service ended before it was ready"
     if [ $((SECONDS - started)) -ge $next ]; then
-        say "loading ($((SECONDS - started)) s)"
+        say "loading ($((SECONDS - started)) s)$(grep -oE '(packing weights:|measuring|KV pool of) .*' "$log" | tail -n 1 | sed 's/^/: /')"
         next=$((next + 2))
     fi
     sleep 0.1 || true # Ctrl-C ends the sleep too, not this script
 done
 say "ready after $((SECONDS - started)) s: $url"
 
-question=${once:-Why is the sky blue?}
-say "asking: $question"
-"$build/bin/sluice" chat --url "$url" --max-tokens 200 --temperature 0 "$question" || { [ $stops -gt 0 ] || fail "the answer failed"; }
+if [ -n "$is_base" ]; then
+    text=${once:-The sky is blue because}
+    say "completing: $text"
+    ask=complete
+else
+    text=${once:-Why is the sky blue?}
+    say "asking: $text"
+    ask=chat
+fi
+"$build/bin/sluice" $ask --url "$url" --max-tokens 200 --temperature 0 "$text" || { [ $stops -gt 0 ] || fail "the answer failed"; }
 [ -z "$once" ] || finish
 echo
 "$build/bin/sluice" status --url "$url" || true

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/check.h"
+#include "common/base/clock.h"
 #include "stage/calibrate.h"
 #include "stage/kv.h"
 #include "stage/memory.h"
@@ -150,6 +151,7 @@ static enum status find_costs(struct model_compute *m, const struct msg_assign *
         m->costs.kv_bytes = now.kv_bytes;
         return STATUS_OK;
     }
+    LOG_INFO("stage %u of %u: measuring what ticks cost", a->stage, a->n_stages);
     TRY(calibrate_run(&co, &m->base.progress, &m->costs, err));
     c->measured = m->costs;
     return STATUS_OK;
@@ -164,8 +166,11 @@ static enum status open_pool(struct model_compute *m, const struct msg_assign *a
         TRY(kv_pool_open(&ko, &m->pool, err));
     if (!m->skip_calibration)
         TRY(find_costs(m, a, &p->meaning.shape, &costs, err));
+    const int64_t start = clock_now_ns();
     if (!p->kept)
         TRY(kv_pool_open(&ko, &m->pool, err));
+    LOG_INFO("stage %u of %u: KV pool of %s %s in %lld ms", a->stage, a->n_stages, memory_print(p->memory.kv).text,
+             m->pool.kept ? "kept" : "taken", (long long)((clock_now_ns() - start) / NS_PER_MS));
     if (!m->skip_calibration)
         kv_pool_keep_costs(&m->pool, &costs);
     return STATUS_OK;
@@ -222,6 +227,16 @@ static uint32_t width(const struct compute *c)
     return ((const struct model_compute *)c)->model.hp.n_embd;
 }
 
+static enum status check_sample(const struct tick_sample *s, const struct tick_row *row, struct error *err)
+{
+    const struct sampler_params *p = s->sampler;
+    if ((p->n_bias > 0 && !s->bias) || (p->n_top > 1 && !s->tops) || p->n_top > 1 + MAX_TOP_LOGPROBS ||
+        (!s->ids && sampler_history(p, row->position + 1) > 0))
+        return error_set(err, STATUS_STAGE, "sample of sequence %llu without what its sampler reads and writes",
+                         (unsigned long long)row->seq);
+    return STATUS_OK;
+}
+
 /* Everything that forward takes for granted. Blocks of a sequence were checked when they were given to it. */
 static enum status check_tick(const struct model_compute *m, const struct tick *t, struct error *err)
 {
@@ -244,6 +259,8 @@ static enum status check_tick(const struct model_compute *m, const struct tick *
     for (uint32_t s = 0; s < t->n_samples; s++)
         if (t->samples[s].row >= t->n_rows || !t->samples[s].sampler)
             return error_set(err, STATUS_STAGE, "sample of row %u of %u", t->samples[s].row, t->n_rows);
+    for (uint32_t s = 0; s < t->n_samples; s++)
+        TRY(check_sample(&t->samples[s], &t->rows[t->samples[s].row], err));
     return STATUS_OK;
 }
 

@@ -257,7 +257,7 @@ struct packing {
     uint32_t n_units, max_units;
     atomic_uint next;
     uint64_t all_bytes;
-    int64_t next_line_ns; /* thread 0 */
+    int64_t start_ns, next_line_ns; /* thread 0 */
 };
 
 static void count_matrix(struct weight *m, void *arg)
@@ -309,7 +309,9 @@ static void pack_thread(void *arg, int thread, int n_threads)
         int64_t now = thread == 0 ? clock_now_ns() : 0;
         if (thread == 0 && now >= p->next_line_ns) {
             p->next_line_ns = now + PROGRESS_NS;
-            LOG_INFO("packing weights: %u %% of %s", 100 * (i + 1) / p->n_units, memory_print(p->all_bytes).text);
+            const double share = (double)(i + 1) / p->n_units;
+            LOG_INFO("packing weights: %.0f %% of %s, %.2f GiB/s", 100 * share, memory_print(p->all_bytes).text,
+                     share * (double)p->all_bytes / (1 << 30) / ((double)(now - p->start_ns) / NS_PER_S));
         }
     }
 }
@@ -331,7 +333,9 @@ static void drop_pages(struct weight *m, void *arg)
 
 enum status weights_load(struct weights *w, struct team *team, struct error *err)
 {
-    struct packing p = {.ops = w->ops, .all_bytes = w->memory_bytes, .next_line_ns = clock_now_ns() + PROGRESS_NS};
+    const int64_t start = clock_now_ns();
+    struct packing p = {.ops = w->ops, .all_bytes = w->memory_bytes, .start_ns = start,
+                        .next_line_ns = start + PROGRESS_NS};
     const struct visitor count = {count_matrix, count_vector, &p}, add = {add_matrix, add_vector, &p};
     const struct visitor drop = {drop_pages, NULL, (void *)(uintptr_t)w->embedding.file_rows};
     TRY(memory_map(w->memory_bytes, &w->memory, err));
@@ -341,7 +345,6 @@ enum status weights_load(struct weights *w, struct team *team, struct error *err
     if (!p.units)
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a list of %u pieces of weights", p.max_units);
     each_part(w, &add);
-    int64_t start = clock_now_ns();
     team_run(team, pack_thread, &p);
     free(p.units);
     each_part(w, &drop);

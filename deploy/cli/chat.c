@@ -1,4 +1,4 @@
-/* deploy/cli/chat.c - `sluice chat`: one question, or a conversation line by line. */
+/* deploy/cli/chat.c - `sluice chat`: one question, or a conversation line by line; `sluice complete`: a text goes on. */
 #include <errno.h>
 #include <jansson.h>
 #include <signal.h>
@@ -52,9 +52,14 @@ static void on_event(void *ctx, const struct stream_event *e)
         a->decode_ms = e->decode_ms;
 }
 
+/* messages NULL: o->text is to go on. */
 static json_t *request_body(const struct chat_options *o, json_t *messages)
 {
-    json_t *body = json_pack("{s:O, s:b, s:{s:b}}", "messages", messages, "stream", 1, "stream_options", "include_usage", 1);
+    json_t *body = json_pack("{s:b, s:{s:b}}", "stream", 1, "stream_options", "include_usage", 1);
+    if (body && messages)
+        json_object_set(body, "messages", messages);
+    else if (body)
+        json_object_set_new(body, "prompt", json_string(o->text));
     if (body && o->max_tokens > 0)
         json_object_set_new(body, "max_tokens", json_integer(o->max_tokens));
     if (body && o->temperature >= 0)
@@ -73,7 +78,7 @@ static enum status ask(const struct chat_options *o, json_t *messages, struct an
     for (int tries = 0; tries < MAX_TRIES; tries++) {
         json_t *body = request_body(o, messages);
         buf_clear(&a->text);
-        s = http_post_stream(&o->http, "/v1/chat/completions", body, on_event, a, err);
+        s = http_post_stream(&o->http, messages ? "/v1/chat/completions" : "/v1/completions", body, on_event, a, err);
         json_decref(body);
         if (s == STATUS_OK || a->text.len || err->retry_after_s == 0 || http_interrupted)
             break;
@@ -104,6 +109,19 @@ static enum status turn(const struct chat_options *o, json_t *messages, const ch
     } else { /* a turn that failed never spoils the conversation */
         json_array_remove(messages, json_array_size(messages) - 1);
     }
+    buf_fini(&a.text);
+    return s;
+}
+
+enum status complete_run(const struct chat_options *o, struct error *err)
+{
+    struct answer a = {0};
+    buf_init(&a.text, 64 << 20);
+    enum status s = ask(o, NULL, &a, err);
+    if (a.text.len && a.text.data[a.text.len - 1] != '\n')
+        putchar('\n');
+    if (s == STATUS_OK)
+        print_figures(&a);
     buf_fini(&a.text);
     return s;
 }

@@ -14,6 +14,7 @@
 
 static const char usage[] =
     "usage: sluice chat [TEXT] [flags]   one answer to TEXT, or a conversation on standard input\n"
+    "       sluice complete TEXT [flags] how TEXT goes on: for base models, which have no chat template\n"
     "       sluice status [--json]       what the service is doing\n"
     "       sluice bench [stall] [flags] load against it, measured (sluice bench --help)\n"
     "       sluice model FILE [flags]    what is in a model file, without a service (sluice model --help)\n"
@@ -21,11 +22,11 @@ static const char usage[] =
     "  --url URL          http://127.0.0.1:8080   the service (else SLUICE_URL)\n"
     "  --key KEY          -                       API key (else SLUICE_API_KEY)\n"
     "  --ca FILE          the system's            CA of an https service (else SLUICE_CA)\n"
-    "  --model NAME       the service's           chat: model\n"
+    "  --model NAME       the service's           chat, complete: model\n"
     "  --system TEXT      -                       chat: system message\n"
-    "  --max-tokens N     to the context's end    chat: longest answer\n"
-    "  --temperature X    the service's           chat: 0 is greedy\n"
-    "  --seed N           drawn                   chat: the same seed gives the same answer\n"
+    "  --max-tokens N     to the context's end    chat, complete: longest answer\n"
+    "  --temperature X    the service's           chat, complete: 0 is greedy\n"
+    "  --seed N           drawn                   chat, complete: the same seed gives the same answer\n"
     "  --help, --version\n";
 
 enum flag { FLAG_URL = 256, FLAG_KEY, FLAG_CA, FLAG_MODEL, FLAG_SYSTEM, FLAG_MAX_TOKENS, FLAG_TEMPERATURE, FLAG_SEED, FLAG_JSON,
@@ -135,6 +136,9 @@ int main(int argc, char **argv)
     if (strcmp(command, "chat") == 0 && n_words <= 1) {
         o.text = n_words ? argv[optind + 1] : NULL;
         s = chat_run(&o, &err);
+    } else if (strcmp(command, "complete") == 0 && n_words == 1) {
+        o.text = argv[optind + 1];
+        s = complete_run(&o, &err);
     } else if (strcmp(command, "status") == 0 && n_words == 0) {
         s = status_run(&o.http, json, &err);
     } else {

@@ -7,6 +7,7 @@ import tempfile
 import time
 
 from gguf_maker import TEXT, GgufFile
+from runner import Skip
 from service import BIN, SLACK, Service, case, run
 
 HOSTILE = {
@@ -162,6 +163,22 @@ def fc_62_a_chosen_template_that_cannot_be_had_ends_the_start():
                                 "127.0.0.1:0"], capture_output=True, timeout=20 * SLACK)
             last = r.stderr.decode().splitlines()[-1]
             assert r.returncode == 2 and all(w in last for w in words + ["--chat-template"]), (choice, r)
+
+
+@case("full", seconds=240, real=True)
+def fc_62_the_demo_answers_with_qwen_and_completes_with_a_base_model():
+    qwen, gemma = os.environ.get("SLUICE_MODEL_QWEN"), os.environ.get("SLUICE_MODEL_GEMMA")
+    if not (qwen and gemma and os.environ.get("SLUICE_MODEL_SMOLLM2")):
+        raise Skip("SLUICE_MODEL_QWEN, SLUICE_MODEL_GEMMA and SLUICE_MODEL_SMOLLM2 name no models")
+    from test_service_demo import Demo
+    small = ("--context", "1024", "--slots", "2")
+    with Demo("--model", qwen, "--once", "Write a C function that adds two ints.", "--", *small) as d:
+        d.wait_exit(0, 100)
+        assert "return a + b;" in d.said() and "base model" not in d.log(), d.said()
+    with Demo("--model", gemma, "--once", "The capital of France is", "--", *small) as d:
+        d.wait_exit(0, 100)
+        assert "France" in d.said(), d.said()
+        assert "this is a base model" in d.log() and "no chat template" in d.log(), d.log()
 
 
 if __name__ == "__main__":
