@@ -28,6 +28,11 @@ struct tick_row {
 struct tick_sample {
     uint32_t row;                         /* index into rows */
     const struct sampler_params *sampler; /* the draw is for position rows[row].position + 1 */
+    const struct logit_bias *bias;        /* [sampler->n_bias] */
+    const uint32_t *ids;                  /* by position: the sampler_history ids up to the row's own, for penalties */
+    struct top_logprob *tops;             /* out: [sampler->n_top - 1], where n_top > 0; n_tops of them are filled */
+    uint32_t n_tops;                      /* out */
+    float logprob;                        /* out: of id, where n_top > 0 */
     int32_t id;                           /* out: sampled id, -1 when bad_logits */
     uint32_t bad_logits;                  /* out */
 };

@@ -214,12 +214,22 @@ static struct logit_peak peak_of_row(const struct forward *f, uint32_t row)
 static void sample_row(struct pass *p, struct tick_sample *s, uint32_t row)
 {
     struct forward *f = p->f;
-    struct logit_peak peak = peak_of_row(f, row);
+    const uint32_t n_vocab = f->hp.n_vocab, position = p->tick->rows[s->row].position + 1;
+    const float *raw = f->logits + (size_t)row * n_vocab, *logits = raw;
+    const struct logit_peak model = peak_of_row(f, row);
+    struct logit_peak peak = model;
+    void *scratch = f->own[p->thread].sampler;
+    if (!sampler_peak_is_bad(&peak) && sampler_adjusts(s->sampler)) {
+        logits = sampler_adjust(s->sampler, s->bias, s->ids, position, raw, n_vocab, scratch);
+        peak = sampler_scan(logits, 0, n_vocab);
+    }
     s->bad_logits = (uint32_t)sampler_peak_is_bad(&peak);
     s->id = -1;
-    if (!s->bad_logits)
-        s->id = (int32_t)sampler_draw(s->sampler, f->logits + (size_t)row * f->hp.n_vocab, f->hp.n_vocab, &peak,
-                                      p->tick->rows[s->row].position + 1, f->own[p->thread].sampler);
+    if (s->bad_logits)
+        return;
+    s->id = (int32_t)sampler_draw(s->sampler, logits, n_vocab, &peak, position, scratch);
+    if (s->sampler->n_top > 0)
+        s->n_tops = sampler_logprobs(raw, n_vocab, &model, (uint32_t)s->id, s->sampler->n_top - 1, &s->logprob, s->tops);
 }
 
 /* All threads look for the largest logit of each row in their share of the columns; then rows go round. */

@@ -227,6 +227,16 @@ static uint32_t width(const struct compute *c)
     return ((const struct model_compute *)c)->model.hp.n_embd;
 }
 
+static enum status check_sample(const struct tick_sample *s, const struct tick_row *row, struct error *err)
+{
+    const struct sampler_params *p = s->sampler;
+    if ((p->n_bias > 0 && !s->bias) || (p->n_top > 1 && !s->tops) || p->n_top > 1 + MAX_TOP_LOGPROBS ||
+        (!s->ids && sampler_history(p, row->position + 1) > 0))
+        return error_set(err, STATUS_STAGE, "sample of sequence %llu without what its sampler reads and writes",
+                         (unsigned long long)row->seq);
+    return STATUS_OK;
+}
+
 /* Everything that forward takes for granted. Blocks of a sequence were checked when they were given to it. */
 static enum status check_tick(const struct model_compute *m, const struct tick *t, struct error *err)
 {
@@ -249,6 +259,8 @@ static enum status check_tick(const struct model_compute *m, const struct tick *
     for (uint32_t s = 0; s < t->n_samples; s++)
         if (t->samples[s].row >= t->n_rows || !t->samples[s].sampler)
             return error_set(err, STATUS_STAGE, "sample of row %u of %u", t->samples[s].row, t->n_rows);
+    for (uint32_t s = 0; s < t->n_samples; s++)
+        TRY(check_sample(&t->samples[s], &t->rows[t->samples[s].row], err));
     return STATUS_OK;
 }
 

@@ -6,6 +6,7 @@
 #include "common/base/check.h"
 #include "common/base/rand.h"
 #include "kernels/math.h"
+#include "stage/sampler_math.h"
 
 /* Weights are 2^-d, d = (max - logit) * log2(e) / temperature, in [0, 125]. Bins of equal width in d order the tokens: a
  * lower bin holds larger logits only, since d falls with the logit through every rounding. */
@@ -24,6 +25,9 @@ struct scratch {
     float *near_logit;  /* [n_vocab] */
     float *weight;      /* [n_vocab rounded up to SUM_BLOCK], 0 behind the end */
     uint32_t *heap;     /* [n_vocab] ids of one bin */
+    float *typical;     /* [n_vocab] how typical: 0 is most, less is less */
+    float *adjusted;    /* [n_vocab] logits with biases and penalties */
+    uint32_t *count;    /* [n_vocab] of ids, while penalties are worked out */
     double *block_sum;  /* [n_vocab / SUM_BLOCK + 1] */
     double *bin_sum;    /* [N_BINS] */
     uint32_t *bin_n;    /* [N_BINS] */
@@ -49,6 +53,9 @@ static size_t scratch_layout(uint32_t n_vocab, void *base, struct scratch *s)
     TAKE(near_logit, (size_t)n_vocab);
     TAKE(weight, padded);
     TAKE(heap, (size_t)n_vocab);
+    TAKE(typical, (size_t)n_vocab);
+    TAKE(adjusted, (size_t)n_vocab);
+    TAKE(count, (size_t)n_vocab);
     TAKE(block_sum, (size_t)padded / SUM_BLOCK);
     TAKE(bin_sum, (size_t)N_BINS);
     TAKE(bin_n, (size_t)N_BINS);
@@ -100,6 +107,67 @@ struct logit_peak sampler_merge(struct logit_peak a, struct logit_peak b)
 int sampler_peak_is_bad(const struct logit_peak *p)
 {
     return p->nan || !isfinite(p->max);
+}
+
+/* --- biases and penalties --------------------------------------------------------------------------------------------- */
+
+#define REPEATED 0x80000000u /* in a count: the id is among those that the repeat penalty looks at */
+
+int sampler_adjusts(const struct sampler_params *p)
+{
+    return p->n_bias > 0 || sampler_repeats(p) || sampler_counts_answer(p);
+}
+
+static float penalized(const struct sampler_params *p, float logit, uint32_t count)
+{
+    uint32_t n = count & ~REPEATED;
+    if (count & REPEATED)
+        logit = logit > 0 ? logit / p->repeat_penalty : logit * p->repeat_penalty;
+    if (n > 0) {
+        logit -= p->frequency_penalty * (float)n;
+        logit -= p->presence_penalty;
+    }
+    return logit;
+}
+
+/* Counts first, then each id once: what becomes of a logit does not depend on where its ids stand. */
+static void apply_penalties(const struct sampler_params *p, const uint32_t *ids, uint32_t position, uint32_t n_vocab,
+                            float *logits, uint32_t *count)
+{
+    const uint32_t first = position - sampler_history(p, position);
+    const uint32_t answer = sampler_counts_answer(p) ? p->n_prompt : UINT32_MAX;
+    uint32_t repeat = sampler_repeats(p) ? 0 : UINT32_MAX;
+    if (repeat == 0 && p->repeat_last_n && p->repeat_last_n < position)
+        repeat = position - p->repeat_last_n;
+    for (uint32_t i = first; i < position; i++)
+        if (ids[i] < n_vocab)
+            count[ids[i]] = 0;
+    for (uint32_t i = first; i < position; i++) {
+        if (ids[i] >= n_vocab)
+            continue;
+        count[ids[i]] += i >= answer;
+        count[ids[i]] |= i >= repeat ? REPEATED : 0;
+    }
+    for (uint32_t i = first; i < position; i++) {
+        if (ids[i] >= n_vocab || count[ids[i]] == 0)
+            continue;
+        logits[ids[i]] = penalized(p, logits[ids[i]], count[ids[i]]);
+        count[ids[i]] = 0;
+    }
+}
+
+const float *sampler_adjust(const struct sampler_params *p, const struct logit_bias *bias, const uint32_t *ids, uint32_t position,
+                            const float *logits, uint32_t n_vocab, void *scratch)
+{
+    struct scratch s;
+    scratch_layout(n_vocab, scratch, &s);
+    memcpy(s.adjusted, logits, n_vocab * sizeof *logits);
+    for (uint32_t i = 0; i < p->n_bias; i++)
+        if (bias[i].id < n_vocab)
+            s.adjusted[bias[i].id] += bias[i].bias;
+    if (sampler_history(p, position) > 0)
+        apply_penalties(p, ids, position, n_vocab, s.adjusted, s.count);
+    return s.adjusted;
 }
 
 /* --- weights ---------------------------------------------------------------------------------------------------------- */
@@ -287,6 +355,39 @@ static void drop_below_min_p(struct row *r, const struct sampler_params *p)
         r->s.weight[i] = r->s.weight[i] < least ? 0 : r->s.weight[i];
 }
 
+static int is_typical(const struct sampler_params *p)
+{
+    return p->typical_p > 0 && p->typical_p < 1;
+}
+
+/* -ln of the probability among all that have a weight. */
+static double surprise(const struct row *r, uint32_t i, double log_total)
+{
+    return (double)((r->max - r->logits[i]) * r->scale) * SAMPLER_LN2 + log_total;
+}
+
+/* Keeps the tokens whose surprise is nearest to the entropy, as few as have typical_p of the weight: a top-p over another
+ * order. */
+static void drop_atypical(struct row *r, const struct sampler_params *p)
+{
+    struct row by_distance = *r;
+    double total = total_of_blocks(&r->s, r->n), log_total = sampler_log(total), entropy = 0;
+    for (uint32_t i = 0; i < r->n; i++)
+        if (r->s.weight[i] > 0)
+            entropy += (double)r->s.weight[i] * surprise(r, i, log_total);
+    entropy /= total;
+    for (uint32_t i = 0; i < r->n; i++)
+        r->s.typical[i] = r->s.weight[i] > 0 ? (float)-fabs(surprise(r, i, log_total) - entropy) : -INFINITY;
+    by_distance.logits = r->s.typical;
+    by_distance.max = 0;
+    by_distance.scale = LOG2E_F;
+    fill_bins(&by_distance);
+    struct cut c = cut_top_p(&by_distance, (double)p->typical_p * total, keep_all);
+    for (uint32_t i = 0; i < r->n; i++)
+        if (!is_kept(c, r->s.typical[i], i))
+            r->s.weight[i] = 0;
+}
+
 /* In [0, 1), 53 bits. */
 static double uniform(const struct sampler_params *p, uint32_t position)
 {
@@ -362,6 +463,8 @@ static uint32_t draw_limited(struct row *r, const struct sampler_params *p, uint
     }
     apply_limits(&near, p, has_k, whole);
     drop_below_min_p(&near, p);
+    if (is_typical(p))
+        drop_atypical(&near, p);
     return r->s.near[pick(&near, uniform(p, position))];
 }
 
@@ -379,5 +482,7 @@ uint32_t sampler_draw(const struct sampler_params *p, const float *logits, uint3
         return draw_limited(&r, p, position, has_k);
     compute_weights(&r.s, logits, n_vocab, r.max, r.scale);
     drop_below_min_p(&r, p);
+    if (is_typical(p))
+        drop_atypical(&r, p);
     return pick(&r, uniform(p, position));
 }

@@ -20,6 +20,8 @@ struct sequences {
     struct holding *held; /* [n_blocks] */
     uint32_t *blocks;    /* [slots][max_blocks] */
     struct sample_note *notes; /* [slots][n_notes] */
+    uint32_t *ids;       /* [slots][context], or NULL */
+    struct logit_bias *bias; /* [slots][MAX_BIASES], or NULL */
     struct sequence entry[];   /* by slot */
 };
 
@@ -46,7 +48,11 @@ enum status sequences_create(const struct sequences_limits *l, struct sequences 
     s->held = calloc(l->n_blocks ? l->n_blocks : 1, sizeof *s->held);
     s->blocks = calloc((size_t)l->slots * s->max_blocks + 1, sizeof *s->blocks);
     s->notes = calloc((size_t)l->slots * l->n_notes, sizeof *s->notes);
-    if (!s->index || !s->held || !s->blocks || !s->notes) {
+    if (l->samples) {
+        s->ids = calloc((size_t)l->slots * l->context, sizeof *s->ids);
+        s->bias = calloc((size_t)l->slots * MAX_BIASES, sizeof *s->bias);
+    }
+    if (!s->index || !s->held || !s->blocks || !s->notes || (l->samples && (!s->ids || !s->bias))) {
         sequences_destroy(s);
         return STATUS_OUT_OF_MEMORY;
     }
@@ -63,6 +69,8 @@ void sequences_destroy(struct sequences *s)
     free(s->held);
     free(s->blocks);
     free(s->notes);
+    free(s->ids);
+    free(s->bias);
     free(s);
 }
 
@@ -72,7 +80,9 @@ void sequences_clear(struct sequences *s)
     memset(s->held, 0, s->limits.n_blocks * sizeof *s->held);
     for (uint32_t i = 0; i < s->limits.slots; i++)
         s->entry[i] = (struct sequence){
-            .slot = i, .blocks = s->blocks + (size_t)i * s->max_blocks, .notes = s->notes + (size_t)i * s->limits.n_notes};
+            .slot = i, .blocks = s->blocks + (size_t)i * s->max_blocks, .notes = s->notes + (size_t)i * s->limits.n_notes,
+            .ids = s->ids ? s->ids + (size_t)i * s->limits.context : NULL,
+            .bias = s->bias ? s->bias + (size_t)i * MAX_BIASES : NULL};
     s->n_open = 0;
 }
 
@@ -150,6 +160,17 @@ static enum status check_length(const struct sequences *s, const struct sequence
     return STATUS_OK;
 }
 
+/* The plan was checked: as many ids and biases as the sampler has use for. */
+static void keep_sampler(struct sequence *q, const struct plan *p, const struct plan_op *op)
+{
+    q->sampler = op->sampler;
+    if (!q->ids)
+        return;
+    for (uint32_t i = 0; i < op->sampler.n_bias; i++)
+        q->bias[i] = plan_bias(p, op, i);
+    memcpy(q->ids + (op->length - op->n_ids), p->words + op->first_id, op->n_ids * sizeof *q->ids);
+}
+
 static enum status open_sequence(struct sequences *s, const struct plan *p, const struct plan_op *op, struct error *err)
 {
     if (op->slot >= s->limits.slots)
@@ -169,11 +190,12 @@ static enum status open_sequence(struct sequences *s, const struct plan *p, cons
     q->n_blocks = q->n_notes = 0;
     q->run_tick = UINT64_MAX;
     q->digest = plan_table_digest(NULL, 0);
-    q->sampler = op->sampler;
     s->index[at] = op->slot + 1;
     s->n_open++;
     TRY(add_blocks(s, q, p, op, err));
-    return check_length(s, q, q->length, err);
+    TRY(check_length(s, q, q->length, err));
+    keep_sampler(q, p, op);
+    return STATUS_OK;
 }
 
 static void close_sequence(struct sequences *s, struct sequence *q)
@@ -254,6 +276,18 @@ static enum status check_neighbours(const struct sequences *s, const struct sequ
     return STATUS_OK;
 }
 
+/* Of a draw that went wrong no id is kept: its result says so too. */
+static void keep_ids(struct sequence *q, const struct plan *p, const struct plan_run *r, const struct sample_note *from)
+{
+    if (!q->ids || sampler_history(&q->sampler, UINT32_MAX) == 0)
+        return;
+    ASSERT(!from || from->known);
+    if (from)
+        q->ids[r->kv_index] = from->id < 0 ? UINT32_MAX : (uint32_t)from->id;
+    else
+        memcpy(q->ids + r->kv_index, p->words + r->first_id, r->n * sizeof *q->ids);
+}
+
 enum status sequences_extend(struct sequences *s, const struct plan *p, uint32_t run, struct sequence **seq,
                              struct sample_note **from, struct error *err)
 {
@@ -280,6 +314,7 @@ enum status sequences_extend(struct sequences *s, const struct plan *p, uint32_t
             return error_set(err, STATUS_PROTOCOL, "sequence %llu: kv_index %u, the id of tick %llu belongs at %u",
                              (unsigned long long)q->seq, r->kv_index, (unsigned long long)r->from_tick, note->next_index);
     }
+    keep_ids(q, p, r, note);
     q->length += r->n;
     q->run_tick = p->tick;
     q->last_run = run;

@@ -32,6 +32,8 @@ struct sequence {
     uint32_t digest;     /* plan_table_digest of blocks, kept while they grow */
     uint32_t *blocks;
     struct sampler_params sampler;
+    struct logit_bias *bias; /* [sampler.n_bias]; NULL where nothing is sampled */
+    uint32_t *ids;       /* by position, those that the sampler's penalties look at; the same */
     uint64_t run_tick;   /* of its newest run, which was run number last_run of that plan */
     uint32_t last_run;
     uint32_t n_notes;    /* ever made; note i lies at i % max_notes */
@@ -43,6 +45,8 @@ struct sequences;
 struct sequences_limits {
     uint32_t slots, context, kv_block, n_blocks;
     uint32_t n_notes;    /* newest samples of a sequence that FROM_TICK may name */
+    int samples;         /* the last stage: keeps what samplers read, [slots][context] ids and [slots][MAX_BIASES] biases. They lie
+                          * in pages that nobody touches before a sampler asks for it. A note is known before the next plan. */
 };
 
 enum status sequences_create(const struct sequences_limits *l, struct sequences **out);

@@ -105,7 +105,8 @@ static enum status allocate(struct worker *w)
                                             .context = a->context,
                                             .kv_block = a->kv_block,
                                             .n_blocks = w->loaded.n_blocks,
-                                            .n_notes = notes + 1};
+                                            .n_notes = notes + 1,
+                                            .samples = worker__is_last(w)};
     TRY(sequences_create(&limits, &w->seqs));
     w->feedback_counted = 0;
     if (several && a->stage == 0)

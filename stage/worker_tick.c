@@ -76,7 +76,8 @@ static void add_rows(struct tick_work *t, uint32_t run, const struct sequence *q
     t->n_samples++;
     if (worker__is_last(w))
         w->samples[t->tick.n_samples++] =
-            (struct tick_sample){.row = t->tick.n_rows - 1, .sampler = &q->sampler, .id = -1};
+            (struct tick_sample){.row = t->tick.n_rows - 1, .sampler = &q->sampler, .bias = q->bias, .ids = q->ids,
+                                 .tops = result_tops(w->result, run), .id = -1};
 }
 
 static enum status take_up(struct tick_work *t, struct error *err)
@@ -288,6 +289,11 @@ static void note_samples(struct tick_work *t)
         }
         out->id = s->id;
         out->bad_logits = s->bad_logits;
+        if (s->id >= 0 && s->sampler->n_top > 0) {
+            out->has_logprob = 1;
+            out->logprob = s->logprob;
+            out->n_top = s->n_tops;
+        }
         struct sample_note *note = sequence_note(w->seqs, w->run_seq[i], t->plan->tick);
         CHECK(note);
         note->id = s->id;

@@ -76,6 +76,8 @@ struct bed_request {
     uint32_t *prompt;
     uint32_t n_prompt;
     struct sampler_params sampler;
+    const struct logit_bias *bias; /* [n_bias], must outlive it */
+    uint32_t n_bias;
     int64_t max_tokens;
     const char *stop;      /* NULL: none */
     const char *stop2;     /* the same */
@@ -94,6 +96,8 @@ struct bed_request {
     struct engine_bed *bed;
     struct request *request;
     uint32_t ids[BED_MAX_IDS], n_ids, n_events, n_accepted, n_done, n_finished, n_released;
+    struct token_logprobs *logprobs; /* [n_logprobs]: of all ids that came, where sampler.n_top asks for them */
+    uint32_t n_logprobs;
     uint8_t token[MAX_RESUME_TOKEN];
     size_t n_token;
     char id[64];

@@ -15,12 +15,27 @@
 
 enum { ARENA_BYTES = 16 << 20 };
 
+/* One for each id, of the same id, with as many alternatives as were asked for. */
+static void take_logprobs(struct bed_request *r, const struct generate_event *e)
+{
+    CHECK(e->n_logprobs == (r->sampler.n_top ? e->n_ids : 0));
+    if (!e->n_logprobs)
+        return;
+    r->logprobs = realloc(r->logprobs, (r->n_logprobs + e->n_logprobs) * sizeof *r->logprobs);
+    CHECK(r->logprobs);
+    for (size_t i = 0; i < e->n_logprobs; i++) {
+        CHECK(e->logprobs[i].id == e->ids[i] && e->logprobs[i].n_top + 1 == r->sampler.n_top);
+        r->logprobs[r->n_logprobs++] = e->logprobs[i];
+    }
+}
+
 static void take_ids(struct bed_request *r, const struct generate_event *e)
 {
     CHECK(r->n_ids + e->n_ids <= BED_MAX_IDS);
     CHECK(e->has_usage == (r->n_ids == 0 && r->n_resumed == 0));
     if (e->has_usage)
         r->first = e->usage;
+    take_logprobs(r, e);
     memcpy(r->ids + r->n_ids, e->ids, e->n_ids * sizeof *r->ids);
     r->n_ids += (uint32_t)e->n_ids;
     CHECK(buf_append(&r->text, e->text.data, e->text.len) == STATUS_OK);
@@ -123,7 +138,7 @@ void bed_submit(struct bed_request *r)
     struct engine_bed *b = r->bed;
     struct error err = {0};
     struct generate_request g = {.prompt = PROMPT_IDS, .ids = r->prompt, .n_ids = r->n_prompt, .sampler = r->sampler,
-                                 .has_seed = 1, .max_tokens = r->max_tokens, .deadline_ms = r->deadline_ms,
+                                 .bias = r->bias, .n_bias = r->n_bias, .has_seed = 1, .max_tokens = r->max_tokens, .deadline_ms = r->deadline_ms,
                                  .no_cache = r->no_cache, .batch_priority = r->batch};
     if (r->stop)
         g.stop[g.n_stops++] = (struct bytes){r->stop, strlen(r->stop)};
@@ -219,6 +234,7 @@ void bed_request_free(struct bed_request *r)
         assert_int_equal(r->n_finished, r->refused ? 0 : 1);
     }
     buf_fini(&r->text);
+    free(r->logprobs);
     free(r->prompt);
     free(r);
 }

@@ -43,28 +43,50 @@ static uint64_t layer_hash(uint64_t before, uint64_t input, uint32_t layer, uint
     return rand_mix(before ^ rand_at(input + layer, position));
 }
 
-static int32_t draw(uint64_t hash, const struct sampler_params *sampler, uint32_t position)
+/* ids: by position, those that the sampler's penalties look at. */
+static int32_t draw(uint64_t hash, const struct sampler_params *sampler, const uint32_t *ids, uint32_t position)
 {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz ";
     if (sampler->temperature > 0)
         hash = rand_mix(hash ^ rand_at(sampler->seed, position));
+    for (uint32_t i = position - sampler_history(sampler, position); i < position; i++)
+        hash = rand_mix(hash ^ rand_at(ids[i], i));
     return FAKE_FIRST_BYTE + letters[hash % (sizeof letters - 1)];
 }
 
-void fake_reference(uint32_t n_layers, const struct sampler_params *sampler, const uint32_t *prompt, uint32_t n_prompt,
+float fake_logprob(uint32_t position, uint32_t rank)
+{
+    return -(float)(7 * position % 32) / 32 - (float)rank;
+}
+
+static void fill_logprobs(struct tick_sample *s, uint32_t position, uint32_t n_vocab)
+{
+    if (s->sampler->n_top == 0 || s->id < 0)
+        return;
+    s->logprob = fake_logprob(position, 0);
+    s->n_tops = s->sampler->n_top - 1;
+    for (uint32_t i = 0; i < s->n_tops; i++)
+        s->tops[i] = (struct top_logprob){.id = ((uint32_t)s->id + i) % n_vocab, .logprob = fake_logprob(position, i)};
+}
+
+void fake_reference(uint32_t n_layers, const struct sampler_params *asked, const uint32_t *prompt, uint32_t n_prompt,
                     int32_t *out, uint32_t n_out)
 {
+    struct sampler_params sampler = *asked;
     uint64_t *before = calloc(n_layers, sizeof *before);
+    uint32_t *ids = calloc((size_t)n_prompt + n_out, sizeof *ids);
+    sampler.n_prompt = n_prompt;
     for (uint32_t l = 0; before && l < n_layers; l++)
         before[l] = chain_start(l);
-    for (uint32_t p = 0; before && p + 1 < n_prompt + n_out; p++) {
-        uint64_t h = p < n_prompt ? prompt[p] : (uint64_t)out[p - n_prompt];
+    for (uint32_t p = 0; before && ids && p + 1 < n_prompt + n_out; p++) {
+        uint64_t h = ids[p] = p < n_prompt ? prompt[p] : (uint32_t)out[p - n_prompt];
         for (uint32_t l = 0; l < n_layers; l++)
             before[l] = h = layer_hash(before[l], h, l, p);
         if (p + 1 >= n_prompt)
-            out[p + 1 - n_prompt] = draw(h, sampler, p + 1);
+            out[p + 1 - n_prompt] = draw(h, &sampler, ids, p + 1);
     }
     free(before);
+    free(ids);
 }
 
 /* --- residuals --------------------------------------------------------------------------------------------------------------- */
@@ -187,16 +209,20 @@ static uint32_t answered(struct fake *f, uint64_t seq, uint32_t position)
     return position - a->first;
 }
 
-static int32_t next_id(struct fake *f, const struct tick_row *row, const struct sampler_params *sampler, uint64_t hash)
+static int32_t next_id(struct fake *f, const struct tick_row *row, const struct tick_sample *sample, uint64_t hash)
 {
     const struct fake_script *s = &f->script;
+    const struct sampler_params *sampler = sample->sampler;
+    for (uint32_t i = 0; i < sampler->n_bias; i++)
+        if (sample->bias[i].bias == 100)
+            return (int32_t)sample->bias[i].id;
     if (!s->answer && !s->end_after)
-        return draw(hash, sampler, row->position + 1);
+        return draw(hash, sampler, sample->ids, row->position + 1);
     uint32_t i = answered(f, row->seq, row->position + 1);
     if (s->end_after && i >= s->end_after)
         return FAKE_END;
     if (!s->answer)
-        return draw(hash, sampler, row->position + 1);
+        return draw(hash, sampler, sample->ids, row->position + 1);
     if (i >= s->n_answer && !s->repeat)
         return FAKE_END;
     return s->answer[i % s->n_answer];
@@ -245,7 +271,8 @@ static enum status fake_run(struct compute *c, struct tick *t, struct error *err
         if (sample < t->n_samples && t->samples[sample].row == i) {
             struct tick_sample *out = &t->samples[sample++];
             out->bad_logits = (uint32_t)bad_logits;
-            out->id = bad_logits ? -1 : next_id(f, row, out->sampler, hash);
+            out->id = bad_logits ? -1 : next_id(f, row, out, hash);
+            fill_logprobs(out, row->position + 1, f->n_vocab);
         }
     }
     int64_t us = cost_us(f, t);

@@ -3,7 +3,9 @@
  * Purpose    Every layer keeps, for every position, a hash in its KV block (stage/kv.h); it is made from the hash of the position before as
  *            read back from its block, from what the layer below gave (layer 0: the row's id), and from the position. The
  *            residual carries the top hash to the next stage, the next token follows from it on the last one. So a wrong row,
- *            block, position or byte on a link changes the text. A script (fake_script.h) dictates costs, tokens and faults.
+ *            block, position or byte on a link changes the text. With penalties the ids that they look at are hashed into the
+ *            draw, so that a wrong history changes it too; a bias of 100 makes its id the next one, other biases do nothing.
+ *            Logprobs follow from the position: fake_logprob. A script (fake_script.h) dictates costs, tokens and faults.
  * Ownership  fake_compute_create; destroyed through compute->table->destroy.
  * Threading  As stage/compute.h.
  * Invariants The text does not depend on the number of stages, on the cut of the prompt, or on other sequences.
@@ -26,6 +28,10 @@ struct fake_options {
 };
 
 enum status fake_compute_create(const struct fake_options *o, struct compute **out, struct error *err);
+
+/* Of the id for `position` (rank 0), and of the alternative of that rank: -((7 * position) % 32) / 32 - rank. The alternatives are
+ * the id itself, then the ids above it, from the last one of the vocabulary on to 0. */
+float fake_logprob(uint32_t position, uint32_t rank);
 
 /* The ids that a model of n_layers gives after a prompt, computed with plain arrays: no blocks, stages or ticks. */
 void fake_reference(uint32_t n_layers, const struct sampler_params *sampler, const uint32_t *prompt, uint32_t n_prompt,

@@ -74,6 +74,36 @@ void bed_close(struct bed *t)
     free(t);
 }
 
+void vary_sampler(struct bed_request *r)
+{
+    if (below(3) == 0) {
+        r->sampler.temperature = 1;
+        r->sampler.seed = below(1u << 30);
+    }
+    uint32_t penalties = below(6);
+    if (penalties < 2) {
+        r->sampler.repeat_penalty = 1.5f;
+        r->sampler.repeat_last_n = below(2) ? 1 + below(60) : 0;
+    }
+    if (penalties == 1 || penalties == 2)
+        r->sampler.frequency_penalty = 0.5f;
+    if (below(2))
+        r->sampler.n_top = 1 + below(1 + MAX_TOP_LOGPROBS);
+}
+
+void check_logprobs(const struct bed_request *r)
+{
+    for (uint32_t i = 0; i < r->n_logprobs; i++) {
+        const struct token_logprobs *l = &r->logprobs[i];
+        uint32_t position = r->n_prompt + r->n_resumed + i;
+        assert_true(l->logprob == fake_logprob(position, 0));
+        for (uint32_t k = 0; k < l->n_top; k++) {
+            assert_int_equal(l->top_ids[k], (l->id + k) % FAKE_VOCAB);
+            assert_true(l->top_logprobs[k] == fake_logprob(position, k));
+        }
+    }
+}
+
 struct bed_request *add(struct bed *t, uint32_t n_prompt, uint32_t n_out)
 {
     uint32_t prompt[512];
@@ -81,10 +111,7 @@ struct bed_request *add(struct bed *t, uint32_t n_prompt, uint32_t n_out)
     for (uint32_t i = 0; i < n_prompt; i++)
         prompt[i] = below(FAKE_VOCAB);
     struct bed_request *r = bed_request_new(t->b, prompt, n_prompt, n_out);
-    if (below(3) == 0) {
-        r->sampler.temperature = 1;
-        r->sampler.seed = below(1u << 30);
-    }
+    vary_sampler(r);
     return t->r[t->n++] = r;
 }
 
@@ -103,6 +130,8 @@ void check_answer(struct bed *t, const struct bed_request *r)
     fake_reference(engine_bed_model(t->b)->hp.n_layers, &r->sampler, r->prompt, r->n_prompt, want, n);
     assert_true(r->n_ids <= n);
     assert_memory_equal(r->ids, want, r->n_ids * sizeof *want);
+    assert_int_equal(r->n_logprobs, r->sampler.n_top ? r->n_ids : 0);
+    check_logprobs(r);
     if (r->end.status != STATUS_OK || r->stop)
         return;
     assert_int_equal(r->n_done, 1);

@@ -34,7 +34,11 @@ void bed_close(struct bed *t);
 uint32_t below(uint32_t n); /* drawn from the seed of the test program */
 void sleep_ms(uint32_t ms);
 
-/* A request of random ids, one in three sampled. add leaves it unsent. */
+/* Draws how it is sampled: one in three with a temperature, half of them with penalties, half with logprobs. */
+void vary_sampler(struct bed_request *r);
+/* All logprobs that came are the fake's, by their positions. */
+void check_logprobs(const struct bed_request *r);
+/* A request of random ids, sampled as vary_sampler draws. add leaves it unsent. */
 struct bed_request *add(struct bed *t, uint32_t n_prompt, uint32_t n_out);
 struct bed_request *start(struct bed *t, uint32_t n_prompt, uint32_t n_out);
 /* Ids are the reference's, all of them when it ended well; the text is theirs. */

@@ -82,6 +82,7 @@ struct bed_request *answer_newest(struct answer *a)
 static void gather(struct answer *a)
 {
     struct bed_request *r = answer_newest(a);
+    check_logprobs(r);
     if (!a->root) {
         a->root = r->n_accepted ? r : NULL;
         return;
@@ -119,10 +120,7 @@ void answer_ask(struct ground *g, struct answer *a, uint32_t n_prompt, uint32_t 
         prompt[k] = below(FAKE_VOCAB);
     *a = (struct answer){.g = g, .n_ids = n_ids};
     struct bed_request *r = bed_request_new(g->b, prompt, n_prompt, n_ids);
-    if (below(2)) {
-        r->sampler.temperature = 1;
-        r->sampler.seed = below(1u << 30);
-    }
+    vary_sampler(r);
     a->attempt[a->n_attempts++] = r;
     bed_submit(r);
 }

@@ -42,6 +42,40 @@ static int by_logit(const void *a, const void *b)
     return x < y ? -1 : 1;
 }
 
+struct distance {
+    double from_entropy;
+    uint32_t id, at;
+};
+
+static int by_distance(const void *a, const void *b)
+{
+    const struct distance *x = a, *y = b;
+    if (x->from_entropy != y->from_entropy)
+        return x->from_entropy < y->from_entropy ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+
+/* As transformers' TypicalLogitsWarper: those nearest to the entropy until they have the mass; the others' weights become 0. */
+static void keep_typical(const uint32_t *order, double *w, uint32_t kept, double mass)
+{
+    struct distance *d = malloc(kept * sizeof *d);
+    double sum = 0, entropy = 0, cumulated = 0;
+    for (uint32_t i = 0; i < kept; i++)
+        sum += w[i];
+    for (uint32_t i = 0; i < kept; i++)
+        entropy -= w[i] / sum * log(w[i] / sum);
+    for (uint32_t i = 0; i < kept; i++)
+        d[i] = (struct distance){fabs(-log(w[i] / sum) - entropy), order[i], i};
+    qsort(d, kept, sizeof *d, by_distance);
+    for (uint32_t i = 0; i < kept; i++) {
+        int is_dropped = cumulated >= mass * sum;
+        cumulated += w[d[i].at];
+        if (is_dropped)
+            w[d[i].at] = 0;
+    }
+    free(d);
+}
+
 /* probability[n] of every id; 0 where a rule drops it. */
 static void reference(const struct sampler_params *p, uint32_t n, double *probability)
 {
@@ -63,6 +97,8 @@ static void reference(const struct sampler_params *p, uint32_t n, double *probab
     }
     while (kept > 1 && w[kept - 1] < (double)p->min_p)
         kept--;
+    if (p->typical_p > 0 && p->typical_p < 1)
+        keep_typical(order, w, kept, (double)p->typical_p);
     sum = 0;
     for (uint32_t i = 0; i < kept; i++)
         sum += w[i];
@@ -189,6 +225,9 @@ static void draws_follow_the_distribution_of_the_reference(void **state)
         {.temperature = 1.5f, .top_p = 1, .min_p = 1},
         {.temperature = 0.9f, .top_p = 0.9f, .top_k = 50},
         {.temperature = 1.3f, .top_p = 0.8f, .top_k = 200, .min_p = 0.02f},
+        {.temperature = 1, .top_p = 1, .typical_p = 0.2f},
+        {.temperature = 0.7f, .top_p = 1, .typical_p = 0.95f},
+        {.temperature = 1.3f, .top_p = 0.9f, .top_k = 100, .min_p = 0.01f, .typical_p = 0.5f},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct sampler_params p = cases[i];
@@ -207,6 +246,7 @@ static void a_whole_vocabulary_is_drawn_from_by_the_same_rules(void **state)
         {.temperature = 1, .top_p = 1, .seed = 1},
         {.temperature = 0.8f, .top_p = 0.95f, .top_k = 64, .seed = 2},
         {.temperature = 1.2f, .top_p = 0.9f, .min_p = 0.001f, .seed = 3},
+        {.temperature = 0.9f, .top_p = 1, .typical_p = 0.9f, .seed = 4},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         fill_normal(MAX_VOCAB, 77 + i, 3);
@@ -246,6 +286,151 @@ static void extreme_temperatures_and_logits_stay_defined(void **state)
     }
 }
 
+static void typical_p_may_leave_the_best_token_out(void **state)
+{
+    (void)state;
+    const struct sampler_params p = {.temperature = 1, .top_p = 1, .typical_p = 0.3f, .seed = 1};
+    for (int i = 0; i < 101; i++)
+        logits[i] = 0;
+    logits[7] = 4; /* a third of the mass; the entropy is that of the many */
+    for (uint32_t i = 0; i < 100; i++)
+        assert_int_not_equal(draw(&p, 101, i), 7);
+}
+
+/* --- biases and penalties --------------------------------------------------------------------------------------------------- */
+
+enum { N_IDS = 400, N_SMALL = 60 };
+
+/* The definition, id by id, in doubles. */
+static double adjusted(const struct sampler_params *p, const struct logit_bias *bias, const uint32_t *ids, uint32_t position,
+                       uint32_t id)
+{
+    double x = (double)logits[id];
+    uint32_t n_answer = 0, window = p->repeat_last_n ? p->repeat_last_n : position;
+    int repeated = 0;
+    for (uint32_t i = 0; i < p->n_bias; i++)
+        x += bias[i].id == id ? (double)bias[i].bias : 0;
+    for (uint32_t i = 0; i < position; i++) {
+        repeated |= ids[i] == id && i + window >= position;
+        n_answer += ids[i] == id && i >= p->n_prompt;
+    }
+    if (repeated && p->repeat_penalty != 0)
+        x = x > 0 ? x / (double)p->repeat_penalty : x * (double)p->repeat_penalty;
+    x -= (double)p->frequency_penalty * n_answer;
+    return n_answer ? x - (double)p->presence_penalty : x;
+}
+
+static void biases_and_penalties_are_what_their_definition_says(void **state)
+{
+    (void)state;
+    static const struct logit_bias bias[] = {{3, 5}, {59, -100}, {17, 0.25f}, {3, 1}, {1000, 50}};
+    static const struct sampler_params cases[] = {
+        {.repeat_penalty = 1.3f},
+        {.repeat_penalty = 1.3f, .repeat_last_n = 20, .n_prompt = 100},
+        {.repeat_penalty = 0.5f, .repeat_last_n = 399},
+        {.presence_penalty = 1.5f, .n_prompt = 380},
+        {.frequency_penalty = -0.25f, .n_prompt = 300},
+        {.presence_penalty = -2, .frequency_penalty = 0.5f, .n_prompt = 390, .repeat_penalty = 2, .repeat_last_n = 30},
+        {.n_bias = ARRAY_LEN(bias)},
+        {.n_bias = ARRAY_LEN(bias), .repeat_penalty = 1.1f, .presence_penalty = 0.5f, .frequency_penalty = 0.125f, .n_prompt = 200},
+        {.presence_penalty = 1, .n_prompt = 500}, /* the answer has not begun */
+    };
+    uint32_t ids[N_IDS];
+    for (uint32_t i = 0; i < N_IDS; i++)
+        ids[i] = i % 50 == 49 ? UINT32_MAX : (uint32_t)(rand_at(31, i) % (N_SMALL / 2 + i % 31));
+    for (size_t c = 0; c < ARRAY_LEN(cases); c++)
+        for (uint32_t position = 0; position <= N_IDS; position += 1 + (uint32_t)c * 7) {
+            fill_normal(N_SMALL, c * 1000 + position, 4);
+            memset(scratch, 0xa5, sampler_scratch_bytes(N_SMALL));
+            /* Ids that the history leaves out are not read. */
+            uint32_t seen[N_IDS], first = position - sampler_history(&cases[c], position);
+            memset(seen, 0xff, sizeof seen);
+            memcpy(seen + first, ids + first, (position - first) * sizeof *ids);
+            const float *got = sampler_adjust(&cases[c], bias, seen, position, logits, N_SMALL, scratch);
+            assert_true(sampler_adjusts(&cases[c]));
+            for (uint32_t id = 0; id < N_SMALL; id++) {
+                double want = adjusted(&cases[c], bias, ids, position, id);
+                if (!(fabs((double)got[id] - want) <= 1e-6 * (1 + fabs(want))))
+                    fail_msg("case %zu, position %u, id %u: %.9g, the definition gives %.9g", c, position, id, (double)got[id], want);
+            }
+        }
+}
+
+static void nothing_is_adjusted_where_all_is_off(void **state)
+{
+    (void)state;
+    assert_false(sampler_adjusts(&(struct sampler_params){.top_p = 1, .repeat_last_n = 5, .n_prompt = 3, .n_top = 4}));
+    assert_false(sampler_adjusts(&(struct sampler_params){.top_p = 1, .repeat_penalty = 1}));
+    assert_int_equal(sampler_history(&(struct sampler_params){.repeat_penalty = 1, .n_prompt = 3}, 1000), 0);
+}
+
+static void a_temperature_of_zero_takes_the_largest_penalised_logit(void **state)
+{
+    (void)state;
+    const struct sampler_params p = {.top_p = 1, .repeat_penalty = 2};
+    const uint32_t ids[] = {40, 7};
+    for (int i = 0; i < N_SMALL; i++)
+        logits[i] = 1;
+    logits[40] = 10;
+    logits[7] = 9;
+    logits[8] = 6;
+    for (uint32_t position = 0; position <= 2; position++) {
+        const float *row = sampler_adjust(&p, NULL, ids, position, logits, N_SMALL, scratch);
+        struct logit_peak peak = sampler_scan(row, 0, N_SMALL);
+        assert_int_equal(sampler_draw(&p, row, N_SMALL, &peak, position, scratch), position == 0 ? 40 : position == 1 ? 7 : 8);
+    }
+}
+
+/* --- logprobs --------------------------------------------------------------------------------------------------------------- */
+
+static void check_logprobs(uint32_t n, uint32_t n_top)
+{
+    uint32_t *order = malloc(n * sizeof *order);
+    struct top_logprob tops[MAX_TOP_LOGPROBS];
+    struct logit_peak peak = sampler_scan(logits, 0, n);
+    long double sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        order[i] = i;
+        sum += expl((long double)logits[i] - (long double)peak.max);
+    }
+    qsort(order, n, sizeof *order, by_logit);
+    for (uint32_t k = 0; k < 50; k++) {
+        uint32_t id = k < 3 ? order[k % n] : (uint32_t)(rand_at(5, k) % n);
+        float got;
+        uint32_t n_got = sampler_logprobs(logits, n, &peak, id, n_top, &got, tops);
+        assert_int_equal(n_got, n_top < n ? n_top : n);
+        float want = (float)((long double)logits[id] - (long double)peak.max - logl(sum));
+        assert_true(got == want || got == nextafterf(want, 1) || got == nextafterf(want, -INFINITY));
+        for (uint32_t i = 0; i < n_got; i++) {
+            assert_int_equal(tops[i].id, order[i]);
+            want = (float)((long double)logits[order[i]] - (long double)peak.max - logl(sum));
+            assert_true(tops[i].logprob == want || fabsf(tops[i].logprob - want) <= 1e-7f * fabsf(want) ||
+                        fabsf(tops[i].logprob - want) < 1e-12f);
+        }
+    }
+    free(order);
+}
+
+static void logprobs_are_the_log_softmax_of_the_row(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {1, 2, 7, 511, 512, 513, 5000, MAX_VOCAB};
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
+        for (uint32_t n_top = 0; n_top <= MAX_TOP_LOGPROBS; n_top += 5) {
+            fill_normal(sizes[i], 300 + i, i % 2 ? 3 : 20);
+            for (uint32_t t = 0; t + 3 < sizes[i]; t += 3) /* ties everywhere */
+                logits[t + 2] = logits[t];
+            check_logprobs(sizes[i], n_top);
+        }
+    for (uint32_t i = 0; i < 100; i++)
+        logits[i] = i == 50 ? 3e38f : -INFINITY;
+    struct logit_peak peak = sampler_scan(logits, 0, 100);
+    struct top_logprob tops[2];
+    float got;
+    sampler_logprobs(logits, 100, &peak, 50, 2, &got, tops);
+    assert_true(got == 0 && tops[0].id == 50 && tops[1].id == 0 && tops[1].logprob == -INFINITY);
+}
+
 static void a_draw_depends_on_seed_and_position_alone(void **state)
 {
     (void)state;
@@ -269,6 +454,11 @@ static void a_draw_depends_on_seed_and_position_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(typical_p_may_leave_the_best_token_out),
+        cmocka_unit_test(biases_and_penalties_are_what_their_definition_says),
+        cmocka_unit_test(nothing_is_adjusted_where_all_is_off),
+        cmocka_unit_test(a_temperature_of_zero_takes_the_largest_penalised_logit),
+        cmocka_unit_test(logprobs_are_the_log_softmax_of_the_row),
         cmocka_unit_test(a_temperature_of_zero_takes_the_largest_and_the_lowest_id_of_ties),
         cmocka_unit_test(a_scan_in_parts_finds_what_a_whole_scan_finds),
         cmocka_unit_test(a_nan_anywhere_or_no_finite_logit_is_bad),

@@ -378,9 +378,54 @@ static void random_opens_and_closes_keep_the_sums(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
+/* The ids of a cached prefix come with OPEN, those of prompts with their runs, and those that were sampled are its own. */
+static void a_stage_that_samples_knows_the_ids_that_penalties_look_at(void **state)
+{
+    (void)state;
+    struct fixture f = {0};
+    const struct sequences_limits l = {
+        .slots = SLOTS, .context = CONTEXT, .kv_block = BLOCK, .n_blocks = BLOCKS, .n_notes = NOTES, .samples = 1};
+    assert_int_equal(sequences_create(&l, &f.s), STATUS_OK);
+    assert_int_equal(plan_create(64, 64, 1024, &f.p), STATUS_OK);
+    f.p->tick = 1;
+    const float value = -2.5f;
+    uint32_t bits, bias_id = 9, prefix[3] = {101, 102, 103}, ids[2] = {104, 105}, blocks[2] = {0, 1};
+    memcpy(&bits, &value, sizeof bits);
+    struct plan_op op = {.kind = OP_OPEN, .seq = 7, .slot = 1, .length = 16, .n_blocks = 2, .n_ids = 3,
+                         .sampler = {.top_p = 1, .repeat_penalty = 2, .repeat_last_n = 3, .n_bias = 1}};
+    struct error err;
+    assert_int_equal(plan_add_open(f.p, &op, blocks, prefix, &bias_id, &bits), STATUS_OK);
+    assert_int_equal(plan_check(f.p, &err), STATUS_OK);
+    assert_int_equal(sequences_apply(f.s, f.p, &f.p->ops[0], &err), STATUS_OK);
+    struct sequence *q = sequences_find(f.s, 7);
+    assert_true(q->bias[0].id == 9 && q->bias[0].bias == value);
+    assert_memory_equal(q->ids + 13, prefix, sizeof prefix);
+
+    struct sample_note *from;
+    struct plan_run run = {.seq = 7, .n = 2, .kv_index = 16, .source = SOURCE_IDS, .sample = SAMPLE_LAST, .table_check = q->digest};
+    assert_int_equal(plan_add_run(f.p, &run, ids), STATUS_OK);
+    assert_int_equal(sequences_extend(f.s, f.p, 0, &q, &from, &err), STATUS_OK);
+    assert_memory_equal(q->ids + 16, ids, sizeof ids);
+    for (uint32_t i = 0; i < 2; i++) { /* the second sample went wrong: no id is kept for it */
+        struct sample_note *note = sequence_note(f.s, q, f.p->tick);
+        note->id = i ? -1 : 106;
+        note->known = 1;
+        next_tick(&f);
+        run = (struct plan_run){.seq = 7, .n = 1, .kv_index = 18 + i, .source = SOURCE_FROM_TICK, .sample = SAMPLE_LAST,
+                                .from_tick = f.p->tick - 1, .table_check = q->digest};
+        assert_int_equal(plan_add_run(f.p, &run, NULL), STATUS_OK);
+        assert_int_equal(sequences_extend(f.s, f.p, 0, &q, &from, &err), STATUS_OK);
+    }
+    assert_int_equal(q->ids[18], 106);
+    assert_int_equal(q->ids[19], UINT32_MAX);
+    sequences_destroy(f.s);
+    plan_destroy(f.p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_stage_that_samples_knows_the_ids_that_penalties_look_at),
         TEST(a_sequence_opens_grows_and_closes),
         TEST(what_contradicts_the_table_is_refused_with_both_values),
         TEST(a_run_that_contradicts_the_table_is_refused_with_both_values),

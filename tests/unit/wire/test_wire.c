@@ -62,6 +62,18 @@ static void plan_with_one_wrong_field_is_refused(void **state)
     REFUSED(p->ops[0].n_blocks = UINT32_MAX);
     REFUSED(p->ops[0].sampler.temperature = -1);
     REFUSED(p->ops[0].sampler.top_p = __builtin_nanf(""));
+    REFUSED(p->ops[0].sampler.repeat_penalty = __builtin_nanf(""));
+    REFUSED(p->ops[0].sampler.repeat_penalty = -1);
+    REFUSED(p->ops[0].sampler.repeat_penalty = 1e-3f);
+    REFUSED(p->ops[0].sampler.presence_penalty = 2.1f);
+    REFUSED(p->ops[0].sampler.frequency_penalty = -__builtin_inff());
+    REFUSED(p->ops[0].sampler.typical_p = 1.1f);
+    REFUSED(p->ops[0].sampler.n_top = MAX_TOP_LOGPROBS + 2);
+    REFUSED((p->ops[0].sampler.n_bias = 1, p->ops[0].first_bias = p->n_words - 1));
+    REFUSED(p->ops[0].sampler.n_bias = UINT32_MAX);
+    REFUSED(p->ops[0].n_ids = 1);
+    REFUSED((p->ops[0].length = 5, p->ops[0].sampler.repeat_penalty = 2));
+    REFUSED((p->ops[0].length = p->ops[0].n_ids = 5, p->ops[0].first_id = UINT32_MAX, p->ops[0].sampler.repeat_penalty = 2));
     REFUSED(p->runs[0].n = 0);
     REFUSED(p->runs[0].n = UINT32_MAX);
     REFUSED(p->runs[0].source = (enum run_source)0);
@@ -70,6 +82,73 @@ static void plan_with_one_wrong_field_is_refused(void **state)
     REFUSED(p->runs[1].from_tick = 9);
     REFUSED(p->runs[0].kv_index = UINT32_MAX);
     REFUSED(p->n_words = 33);
+}
+
+static void open_with_biases_and_ids_is_checked_and_copied(void **state)
+{
+    (void)state;
+    struct plan *p, *q;
+    struct error err;
+    float values[2] = {1.5f, -100};
+    uint32_t bits[2], bias_ids[2] = {4, 8}, ids[4] = {5, 6, 7, 8}, blocks[1] = {3};
+    memcpy(bits, values, sizeof bits);
+    struct plan_op op = {.kind = OP_OPEN, .seq = 7, .length = 4, .n_blocks = 1, .n_ids = 4,
+                         .sampler = {.top_p = 1, .repeat_penalty = 1.5f, .n_bias = 2}};
+    assert_int_equal(plan_create(1, 1, 9, &p), STATUS_OK);
+    assert_int_equal(plan_create(1, 1, 9, &q), STATUS_OK);
+    assert_int_equal(plan_add_open(p, &op, blocks, ids, bias_ids, bits), STATUS_OK);
+    assert_int_equal(plan_check(p, &err), STATUS_OK);
+    assert_int_equal(plan_copy(q, p), STATUS_OK);
+    assert_memory_equal(q->words + q->ops[0].first_id, ids, sizeof ids);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_true(plan_bias(q, &q->ops[0], i).id == bias_ids[i] && plan_bias(q, &q->ops[0], i).bias == values[i]);
+    const float much = 101;
+    memcpy(&q->words[q->ops[0].first_bias + 3], &much, sizeof much);
+    assert_int_equal(plan_check(q, &err), STATUS_PROTOCOL);
+    plan_reset(p);
+    p->max_words = 8;
+    assert_int_equal(plan_add_open(p, &op, blocks, ids, bias_ids, bits), STATUS_FULL);
+    assert_true(p->n_ops == 0 && p->n_words == 0);
+    plan_destroy(p);
+    plan_destroy(q);
+}
+
+static void history_is_what_the_penalties_look_at(void **state)
+{
+    (void)state;
+    struct sampler_params s = {.n_prompt = 10, .repeat_last_n = 4};
+    assert_int_equal(sampler_history(&s, 30), 0);
+    s.presence_penalty = 1;
+    assert_int_equal(sampler_history(&s, 30), 20);
+    assert_int_equal(sampler_history(&s, 10), 0);
+    assert_int_equal(sampler_history(&s, 3), 0);
+    s.repeat_penalty = 1.1f;
+    assert_int_equal(sampler_history(&s, 12), 4);
+    assert_int_equal(sampler_history(&s, 2), 2);
+    assert_int_equal(sampler_history(&s, 30), 20);
+    s.repeat_last_n = 0;
+    assert_int_equal(sampler_history(&s, 30), 30);
+}
+
+static void result_is_copied_with_its_alternatives(void **state)
+{
+    (void)state;
+    struct result *a, *b;
+    assert_int_equal(result_create(3, &a), STATUS_OK);
+    assert_int_equal(result_create(2, &b), STATUS_OK);
+    a->n_runs = 2;
+    a->runs[1] = (struct result_run){.seq = 9, .id = 4, .has_logprob = 1, .logprob = -1.5f, .n_top = MAX_TOP_LOGPROBS};
+    for (uint32_t i = 0; i < MAX_TOP_LOGPROBS; i++)
+        result_tops(a, 1)[i] = (struct top_logprob){.id = i, .logprob = -(float)i};
+    assert_int_equal(result_copy(b, a), STATUS_OK);
+    assert_int_equal(b->max_runs, 2);
+    assert_memory_equal(b->runs, a->runs, 2 * sizeof *a->runs);
+    assert_memory_equal(result_tops(b, 1), result_tops(a, 1), MAX_TOP_LOGPROBS * sizeof *a->tops);
+    a->n_runs = 3;
+    assert_int_equal(result_copy(b, a), STATUS_FULL);
+    assert_int_equal(b->n_runs, 2);
+    result_destroy(a);
+    result_destroy(b);
 }
 
 static void plan_is_full_at_its_capacity(void **state)
@@ -136,7 +215,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan_that_adds_up_passes_and_copies), cmocka_unit_test(plan_with_one_wrong_field_is_refused),
-        cmocka_unit_test(plan_is_full_at_its_capacity),        cmocka_unit_test(frame_header_survives_the_wire),
+        cmocka_unit_test(open_with_biases_and_ids_is_checked_and_copied),
+        cmocka_unit_test(history_is_what_the_penalties_look_at),
+        cmocka_unit_test(result_is_copied_with_its_alternatives),
+        cmocka_unit_test(plan_is_full_at_its_capacity),
+        cmocka_unit_test(frame_header_survives_the_wire),
         cmocka_unit_test(frame_with_any_flipped_bit_is_refused), cmocka_unit_test(frame_of_another_epoch_is_stale_not_a_fault),
         cmocka_unit_test(crc32c_matches_the_published_check_value),
     };
