@@ -12,7 +12,8 @@ static enum status create(const struct stage_setup *s, struct compute **out, str
                                             .n_threads = s->n_threads,
                                             .cores = s->n_cores ? s->cores : NULL,
                                             .kv_fd = s->kv_fd,
-                                            .host_stages = s->host_stages};
+                                            .host_stages = s->host_stages,
+                                            .restarted = s->life > 0};
     return model_compute_create(&o, out, err);
 }
 

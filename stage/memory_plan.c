@@ -37,7 +37,7 @@ static uint64_t room_for_kv(const struct memory_needs *n)
     if (!n->free)
         return UINT64_MAX;
     const uint64_t fixed = fixed_bytes(n), left = n->free > fixed ? n->free - fixed + n->held_bytes : 0;
-    return n->asked_blocks || n->asked_kv_bytes ? left : less(left, n->free / 2);
+    return n->asked_blocks || n->asked_kv_bytes ? left : less(left, n->most_kv ? n->most_kv : n->free / 2);
 }
 
 /* As asked for; else a context for every slot as far as there is room, the same as before where a pool is kept, since what

@@ -31,6 +31,7 @@ struct memory_needs {
     uint64_t block_bytes;            /* of one KV block over the stage's layers */
     uint64_t asked_blocks, asked_kv_bytes; /* --kv-blocks, --kv-mib; 0: a context for every slot, as far as there is room */
     uint64_t free;                   /* 0: not known, so everything fits */
+    uint64_t most_kv;                /* of a pool whose size nobody has said; 0: half of free */
     uint64_t kept_blocks;            /* of a pool that lies there and would be taken up */
     uint64_t held_bytes;             /* that the pool's descriptor has in memory already: not free, and not needed again */
 };

@@ -22,7 +22,8 @@ struct model_compute {
     int n_threads, pinned, cores[TEAM_MAX_THREADS];
     int kv_fd, skip_calibration;
     uint32_t host_stages;
-    uint64_t memory_bytes;
+    uint64_t memory_bytes, share_bytes; /* as told; of what was free, divided by the stages of this host */
+    int restarted;
 
     int loaded;
     struct msg_assign assign; /* of the last load */
@@ -44,7 +45,7 @@ static void describe(struct compute *c, struct msg_hello *out)
     out->n_layers = m->model.hp.n_layers;
     strncpy(out->profile, ops_numerics_profile(), sizeof out->profile - 1);
     out->profile[sizeof out->profile - 1] = 0;
-    out->memory_bytes = m->memory_bytes ? m->memory_bytes : memory_available("") / m->host_stages;
+    out->memory_bytes = m->memory_bytes ? m->memory_bytes : m->share_bytes;
 }
 
 /* --- load ------------------------------------------------------------------------------------------------------------- */
@@ -104,6 +105,15 @@ static uint64_t buffers_of(const void *ctx, uint32_t max_rows)
     return forward_bytes(&(struct forward_options){.weights = &m->weights, .team = m->team, .max_rows = max_rows});
 }
 
+/* Stages that start together load one after the other or side by side: each may take its share of what was free before. */
+static uint64_t free_bytes(const struct model_compute *m)
+{
+    const uint64_t now = memory_available("");
+    if (m->memory_bytes)
+        return m->memory_bytes;
+    return m->restarted || now < m->share_bytes ? now : m->share_bytes;
+}
+
 /* The head is read whole by the last stage, however many there are. */
 static uint64_t head_bytes(const struct model_compute *m)
 {
@@ -120,7 +130,7 @@ static enum status plan_memory(struct model_compute *m, const struct msg_assign 
         .buffers = buffers_of(m, a->max_rows), .buffers_of = buffers_of, .buffers_ctx = m,
         .max_rows = a->max_rows, .slots = a->slots, .context = a->context, .kv_block = a->kv_block,
         .block_bytes = kv_block_bytes(&p->meaning.shape), .asked_blocks = a->n_blocks, .asked_kv_bytes = a->kv_bytes,
-        .free = m->memory_bytes ? m->memory_bytes : memory_available("") / m->host_stages,
+        .free = free_bytes(m), .most_kv = m->memory_bytes ? 0 : m->share_bytes / 2,
         .kept_blocks = kv_pool_kept_blocks(m->kv_fd, &p->meaning), .held_bytes = kv_fd_resident(m->kv_fd)};
     TRY(memory_plan_make(&needs, &p->memory, err));
     p->kept = needs.kept_blocks == p->memory.n_blocks;
@@ -323,6 +333,8 @@ enum status model_compute_create(const struct model_compute_options *o, struct c
     m->skip_calibration = o->skip_calibration;
     m->host_stages = o->host_stages ? o->host_stages : 1;
     m->memory_bytes = o->memory_bytes;
+    m->share_bytes = memory_available("") / m->host_stages;
+    m->restarted = o->restarted;
     *out = &m->base;
     return STATUS_OK;
 

@@ -22,7 +22,8 @@ struct model_compute_options {
     const int *cores;          /* [n_threads] to pin to, or NULL */
     int kv_fd;                 /* descriptor of the KV pool, or -1: an own memfd */
     uint32_t host_stages;      /* stages that share this host's memory; 0: one */
-    uint64_t memory_bytes;     /* that it may use; 0: what is free when it loads */
+    uint64_t memory_bytes;     /* that it may use; 0: its share of what is free when it is created */
+    int restarted;             /* the other stages of this host hold what they need already: what is free is for this one */
     int skip_calibration;      /* costs stay 0 (tests that load often) */
 };
 

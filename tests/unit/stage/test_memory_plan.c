@@ -148,6 +148,21 @@ static void a_kept_pool_is_not_needed_twice(void **state)
     assert_int_equal(plan(n, 1900).n_blocks, 128);
 }
 
+/* A stage that was killed comes back beside others that hold their memory: all that is free is for it, but its pool is no larger
+ * than at the first start. */
+static void an_automatic_pool_has_a_bound_of_its_own_where_one_is_told(void **state)
+{
+    (void)state;
+    struct memory_needs n = whole;
+    n.most_kv = 400 * MIB;
+    assert_int_equal(plan(n, 4000).n_blocks, 80);
+    n.asked_blocks = 100;
+    assert_int_equal(plan(n, 4000).n_blocks, 100);
+    n.asked_blocks = 0;
+    n.most_kv = 79 * MIB;
+    says(refusal(n, 4000), "--context 960 or less");
+}
+
 static void sizes_without_end_are_refused_not_wrapped(void **state)
 {
     (void)state;
@@ -174,6 +189,7 @@ int main(void)
         cmocka_unit_test(weights_that_do_not_fit_want_more_stages),
         cmocka_unit_test(what_nothing_helps_says_so),
         cmocka_unit_test(a_kept_pool_is_not_needed_twice),
+        cmocka_unit_test(an_automatic_pool_has_a_bound_of_its_own_where_one_is_told),
         cmocka_unit_test(sizes_without_end_are_refused_not_wrapped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
