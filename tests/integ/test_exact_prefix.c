@@ -1,6 +1,6 @@
 /* A sequence that takes up a cached prefix gets the same tokens and bit-equal logits as one that reads its prompt whole: on
- * every tiny model of the llama family, for 1, 2 and 3 stages and KV blocks of 16 to 128; with the argument `smollm2` on the
- * model that SLUICE_MODEL_SMOLLM2 names. */
+ * every tiny model (tests/lib/models.h), for 1, 2 and 3 stages and KV blocks of 16 to 128; or on the real model that the argument
+ * names. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,13 +15,13 @@
 #include "common/base/log.h"
 #include "common/base/rand.h"
 #include "stage/model_compute.h"
+#include "tests/lib/models.h"
 #include "tests/lib/pipeline.h"
 
 enum { N_PROMPTS = 4, MAX_PROMPT = 300, N_OUT = 6, CONTEXT = 384 };
 
-static const char *const models[] = {"llama-f32",  "llama-tied-f32", "llama-rope3-f32", "llama-f16",  "llama-bf16",
-                                     "llama-q4_0", "llama-q4_1",     "llama-q5_0",      "llama-q5_1", "llama-q8_0",
-                                     "llama-q4_k", "llama-q5_k",     "llama-q6_k"};
+static int n_arguments;
+static char **arguments;
 
 static struct {
     char path[512];
@@ -175,24 +175,26 @@ static void read_whole(struct batch *want)
 static void a_cached_prefix_gives_the_same_bits_on_every_model(void **state)
 {
     (void)state;
-    for (uint32_t m = 0; m < ARRAY_LEN(models); m++) {
+    for (uint32_t m = 0; m < n_tiny_models; m++) {
         struct batch want;
         char path[512];
-        snprintf(path, sizeof path, "%s/tiny/%s.gguf", SLUICE_VECTORS, models[m]);
+        if (!tiny_is_chosen(&tiny_models[m], n_arguments, arguments))
+            continue;
+        tiny_path(tiny_models[m].name, path, sizeof path);
         open_model(path);
         read_whole(&want);
         for (uint32_t n_stages = 1; n_stages <= 3 && n_stages <= t.n_layers; n_stages++)
             for (uint32_t kv_block = 16, i = 0; kv_block <= 128; kv_block *= 2, i++)
-                if (m % 5 == 0 || (m + n_stages) % 4 == i) /* three models in all cuts, the others in three each */
+                if (m % 5 == 0 || (m + n_stages) % 4 == i) /* every fifth model in all cuts, the others in three each */
                     take_up(&want, n_stages, kv_block);
     }
 }
 
-static void a_cached_prefix_gives_the_same_bits_on_smollm2(void **state)
+static void a_cached_prefix_gives_the_same_bits_on_a_real_model(void **state)
 {
     (void)state;
     struct batch want;
-    open_model(getenv("SLUICE_MODEL_SMOLLM2"));
+    open_model(real_model_path(arguments[1]));
     read_whole(&want);
     take_up(&want, 1, 16);
     take_up(&want, 2, 64);
@@ -202,13 +204,13 @@ static void a_cached_prefix_gives_the_same_bits_on_smollm2(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tiny[] = {cmocka_unit_test(a_cached_prefix_gives_the_same_bits_on_every_model)};
-    const struct CMUnitTest smollm2[] = {cmocka_unit_test(a_cached_prefix_gives_the_same_bits_on_smollm2)};
+    const struct CMUnitTest real[] = {cmocka_unit_test(a_cached_prefix_gives_the_same_bits_on_a_real_model)};
     log_set_levels("error", NULL);
-    if (argc < 2 || strcmp(argv[1], "smollm2") != 0)
+    n_arguments = argc;
+    arguments = argv;
+    if (argc < 2 || strcmp(argv[1], "full") == 0)
         return cmocka_run_group_tests(tiny, NULL, NULL);
-    if (!getenv("SLUICE_MODEL_SMOLLM2")) {
-        puts("skipped: SLUICE_MODEL_SMOLLM2 does not name the model");
+    if (!real_model_path(argv[1]))
         return 77;
-    }
-    return cmocka_run_group_tests(smollm2, NULL, NULL);
+    return cmocka_run_group_tests(real, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static uint32_t *read_ids(json_t *array, uint32_t *n)
 {
@@ -93,6 +94,28 @@ void tiny_close(struct tiny *t)
     free(t);
 }
 
+static void keep(void *ctx, uint64_t seq, uint32_t position, const float *logits, uint32_t n_vocab)
+{
+    float *rows = ctx; /* of one sequence, by position */
+    (void)seq;
+    memcpy(rows + (size_t)position * n_vocab, logits, n_vocab * sizeof *logits);
+}
+
+float *tiny_logits(struct chain *c, const struct tiny *t)
+{
+    float *logits = calloc((size_t)t->n_rows * t->n_vocab, sizeof *logits);
+    for (uint32_t s = 0; s < TINY_SEQUENCES; s++) {
+        const struct tiny_ids *q = &t->sequences[s];
+        struct chain_row rows[TINY_MAX_ROWS] = {0};
+        chain_set_logits_sink(c, keep, logits + (size_t)q->first_row * t->n_vocab);
+        for (uint32_t i = 0; i < q->n; i++)
+            rows[i] = (struct chain_row){.seq = s, .position = i, .id = q->ids[i], .sampler = &chain_greedy};
+        assert_int_equal(chain_run(c, rows, q->n, NULL), STATUS_OK);
+    }
+    chain_set_logits_sink(c, NULL, NULL);
+    return logits;
+}
+
 static double log_sum(const float *x, uint32_t n)
 {
     double max = -INFINITY, sum = 0;
@@ -124,4 +147,18 @@ struct distance tiny_distance(const float *reference, const float *got, uint32_t
     }
     d.rms = sqrt(square / ((double)n_rows * n_vocab));
     return d;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void tiny_row_max(const float *reference, const float *got, const struct tiny *t, double out[TINY_MAX_ROWS])
+{
+    assert_true(t->n_rows <= TINY_MAX_ROWS);
+    for (uint32_t r = 0; r < t->n_rows; r++)
+        out[r] = tiny_distance(reference + (size_t)r * t->n_vocab, got + (size_t)r * t->n_vocab, 1, t->n_vocab).max_abs;
+    qsort(out, t->n_rows, sizeof *out, ascending);
 }

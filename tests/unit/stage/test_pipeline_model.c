@@ -1,6 +1,6 @@
-/* A real model through whole pipelines: the same tokens and bit-equal logits for 1, 2 and 3 stages over every kind of link,
- * for several cuts of the prompt, alone and beside others. Without an argument the tiny model of tests/vectors; with `smollm2`
- * the one that SLUICE_MODEL_SMOLLM2 names. */
+/* Models through whole pipelines: the same tokens and bit-equal logits for 1, 2 and 3 stages over every kind of link, for several
+ * cuts of the prompt, alone and beside others. Without an argument one tiny model, with `tiny` all of them, else the real model
+ * that the argument names. */
 #include "tests/unit/stage/cmocka_all.h"
 
 #include <stdio.h>
@@ -10,12 +10,14 @@
 #include "common/base/log.h"
 #include "common/base/rand.h"
 #include "stage/model_compute.h"
+#include "tests/lib/models.h"
 #include "tests/lib/pipeline.h"
 
 enum { N_REQUESTS = 4, MAX_PROMPT = 140, N_OUT = 6, MAX_STAGES = 3 };
 
+static const char *chosen = "one";
 static struct {
-    const char *path;
+    char path[512];
     uint32_t n_vocab, n_layers, n_threads;
     struct compute *compute[PIPELINE_MAX_STAGES];
     uint64_t base_seq;                         /* the first sequence of the run has the next number */
@@ -104,9 +106,8 @@ static void check_same(const struct batch *want, struct batch *got, const char *
     free(got);
 }
 
-static void stages_links_pieces_and_company_change_no_bit(void **state)
+static void run_all_ways(void)
 {
-    (void)state;
     const uint32_t most = t.n_layers < MAX_STAGES ? t.n_layers : MAX_STAGES;
     struct pipeline *p = open_pipeline(1, PIPELINE_MEM, 1); /* one after the other, whole prompts */
     struct batch *reference = run(p, 0);
@@ -124,7 +125,37 @@ static void stages_links_pieces_and_company_change_no_bit(void **state)
     p = open_pipeline(most, PIPELINE_UNIX, 4);
     check_same(reference, run(p, 33), "two threads", most, 0);
     pipeline_close(p);
+    t.n_threads = 1;
     free(reference);
+}
+
+static void open_model(const char *path)
+{
+    struct model m;
+    struct error err = {0};
+    snprintf(t.path, sizeof t.path, "%s", path);
+    if (model_open(t.path, &m, &err) != STATUS_OK)
+        fail_msg("%s", err.message);
+    t.n_layers = m.hp.n_layers;
+    t.n_vocab = m.hp.n_vocab;
+    model_close(&m);
+}
+
+static void stages_links_pieces_and_company_change_no_bit(void **state)
+{
+    (void)state;
+    char path[512];
+    if (strcmp(chosen, "tiny") != 0 && strcmp(chosen, "one") != 0) {
+        open_model(real_model_path(chosen));
+        run_all_ways();
+        return;
+    }
+    for (uint32_t i = 0; i < n_tiny_models; i++)
+        if (strcmp(chosen, "tiny") == 0 || strcmp(tiny_models[i].name, "llama-q4_k") == 0) {
+            tiny_path(tiny_models[i].name, path, sizeof path);
+            open_model(path);
+            run_all_ways();
+        }
 }
 
 int main(int argc, char **argv)
@@ -132,21 +163,11 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stages_links_pieces_and_company_change_no_bit),
     };
-    struct model m;
-    struct error err = {0};
-    t.path = argc > 1 && strcmp(argv[1], "smollm2") == 0 ? getenv("SLUICE_MODEL_SMOLLM2") : SLUICE_VECTORS "/tiny/llama-q4_k.gguf";
-    if (!t.path) {
-        puts("skipped: SLUICE_MODEL_SMOLLM2 does not name the model");
+    if (argc > 1)
+        chosen = argv[1];
+    if (strcmp(chosen, "tiny") != 0 && strcmp(chosen, "one") != 0 && !real_model_path(chosen))
         return 77;
-    }
-    if (model_open(t.path, &m, &err) != STATUS_OK) {
-        puts(err.message);
-        return 1;
-    }
-    t.n_layers = m.hp.n_layers;
-    t.n_vocab = m.hp.n_vocab;
     t.n_threads = 1;
-    model_close(&m);
     log_set_levels("error", NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* The same tokens and bit-equal logits however the pipeline is cut, on SmolLM2. */
+/* The same tokens and bit-equal logits however the pipeline is cut, on a real model: smollm2, or the one that the first argument
+ * names. Larger models get shorter prompts, that every tier may run them; `long` as the second argument gives them the long one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,15 +7,16 @@
 
 #include <cmocka.h>
 #include <stdio.h>
-#include <stdlib.h>
+#include <string.h>
 
 #include "common/base/check.h"
 #include "common/base/log.h"
 #include "common/base/rand.h"
 #include "kernels/ops.h"
+#include "tests/lib/models.h"
 #include "tests/lib/transcript.h"
 
-enum { N_PROMPT = 520, N_DECODE = 10, N_SHORT = 20, CONTEXT = 576 };
+enum { N_LONG = 520, N_MIDDLE = 80, N_SHORT = 20, N_DECODE = 10, CONTEXT = 576 };
 
 struct variant {
     const char *name, *isa;
@@ -25,15 +27,15 @@ struct variant {
 static const struct variant plain = {"plain", "auto", 1, 512, 0, 64, 2};
 
 static const char *model_path;
-static uint32_t prompt[N_PROMPT];
+static uint32_t n_prompt = N_MIDDLE, prompt[N_LONG];
 static struct transcript want, want_short; /* by `plain` */
 
-static struct transcript make(const struct variant *v, uint32_t n_prompt)
+static struct transcript make(const struct variant *v, uint32_t n)
 {
     const struct transcript_options o = {
         .chain = {.model_path = model_path, .isa = v->isa, .n_stages = v->n_stages, .kv_block = v->kv_block,
                   .n_threads = v->n_threads, .context = CONTEXT, .max_rows = 544},
-        .prompt = prompt, .n_prompt = n_prompt, .n_decode = N_DECODE, .piece = v->piece, .sample_every = 40,
+        .prompt = prompt, .n_prompt = n, .n_decode = N_DECODE, .piece = v->piece, .sample_every = n_prompt / 13,
         .n_others = v->n_others,
     };
     return transcript_make(&o);
@@ -42,7 +44,7 @@ static struct transcript make(const struct variant *v, uint32_t n_prompt)
 static void compare(const struct variant *variants, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        struct transcript got = make(&variants[i], N_PROMPT);
+        struct transcript got = make(&variants[i], n_prompt);
         transcript_compare(&want, &got, variants[i].name);
         transcript_free(&got);
     }
@@ -107,7 +109,7 @@ static void every_instruction_set_of_this_host_gives_the_same_bits(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pieces_of_1_7_64_and_512_give_the_same_bits),
@@ -116,15 +118,16 @@ int main(void)
         cmocka_unit_test(one_two_and_three_threads_and_kv_blocks_of_16_give_the_same_bits),
         cmocka_unit_test(every_instruction_set_of_this_host_gives_the_same_bits),
     };
-    model_path = getenv("SLUICE_MODEL_SMOLLM2");
-    if (!model_path) {
-        printf("skipped: SLUICE_MODEL_SMOLLM2 does not name the model file\n");
+    const char *name = argc > 1 ? argv[1] : "smollm2";
+    model_path = real_model_path(name);
+    if (!model_path)
         return 77;
-    }
+    if (strcmp(name, "smollm2") == 0 || (argc > 2 && strcmp(argv[2], "long") == 0))
+        n_prompt = N_LONG;
     log_set_levels("warn", NULL);
-    for (uint32_t i = 0; i < N_PROMPT; i++)
+    for (uint32_t i = 0; i < N_LONG; i++)
         prompt[i] = (uint32_t)(rand_at(2024, i) % 49152);
-    want = make(&plain, N_PROMPT);
+    want = make(&plain, n_prompt);
     want_short = make(&plain, N_SHORT);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     transcript_free(&want);
