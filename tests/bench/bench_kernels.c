@@ -1,6 +1,7 @@
 /* Speed of the kernels, by the op table of tests/kernels, and of a whole model's products.
  *
  *   bench_kernels ops [isa] [threads]      each operation on shapes of SmolLM2-135M
+ *   bench_kernels matrices [isa] [threads] the matrices and attention shapes of Qwen2.5-0.5B and Gemma 3 270M
  *   bench_kernels model [isa] [threads]    tokens a second of SmolLM2-135M's layers and head, attention at 128 positions
  */
 #include <stdio.h>
@@ -61,7 +62,8 @@ static void print_op(const char *name, const struct ops *ops, const struct op_sh
     size_t bytes;
     double t = time_op(name, ops, s, team, &bytes);
     const struct op_entry *e = op_find(name);
-    printf("%-10s type %2d rows %3u n %5u k %4u pos %4u: %9.2f us", name, (int)s->type, s->rows, s->n, s->k, s->position, t * 1e6);
+    printf("%-10s type %2d rows %3u n %5u k %4u heads %2u x %3u pos %4u: %9.2f us", name, (int)s->type, s->rows, s->n, s->k,
+           s->n_heads, s->head_dim, s->position, t * 1e6);
     if (bytes)
         printf("  %6.1f GB/s", (double)bytes / t * 1e-9);
     if (e->flops)
@@ -85,6 +87,35 @@ static void bench_ops(const struct ops *ops, struct team *team)
         struct op_shape a = {.rows = rows[r], .n_heads = N_HEADS, .n_kv_heads = N_KV_HEADS, .head_dim = 64, .block_positions = 32};
         for (a.position = 0; a.position <= 1024; a.position += 512)
             print_op("attention", ops, &a, team);
+    }
+}
+
+/* Heads are cut to a size that fits many times into memory; what counts is that they come from there. */
+static void bench_matrices(const struct ops *ops, struct team *team)
+{
+    static const uint32_t rows[] = {1, 8, 256};
+    static const struct op_shape shapes[] = {
+        {.type = TENSOR_Q5_0, .n = 4864, .k = 896},  {.type = TENSOR_Q4_K, .n = 896, .k = 4864},
+        {.type = TENSOR_Q6_K, .n = 896, .k = 4864},  {.type = TENSOR_Q8_0, .n = 30400, .k = 896},
+        {.type = TENSOR_Q5_0, .n = 2048, .k = 640},  {.type = TENSOR_Q4_K, .n = 640, .k = 1024},
+        {.type = TENSOR_Q6_K, .n = 640, .k = 2048},  {.type = TENSOR_Q8_0, .n = 32768, .k = 640},
+    };
+    static const struct op_shape attentions[] = {
+        {.n_heads = 14, .n_kv_heads = 2, .head_dim = 64, .block_positions = 32},
+        {.n_heads = 4, .n_kv_heads = 1, .head_dim = 256, .block_positions = 32, .window = 512},
+    };
+    for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
+        for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+            struct op_shape s = shapes[i];
+            s.rows = rows[r];
+            print_op("matmul", ops, &s, team);
+        }
+        for (size_t i = 0; i < ARRAY_LEN(attentions); i++) {
+            struct op_shape s = attentions[i];
+            s.rows = rows[r];
+            s.position = 256;
+            print_op("attention", ops, &s, team);
+        }
     }
 }
 
@@ -242,11 +273,16 @@ int main(int argc, char **argv)
     struct error err;
     if (argc < 2 || ops_open("cpu", argc > 2 ? argv[2] : "auto", &ops, &err) != STATUS_OK ||
         team_create(argc > 3 ? atoi(argv[3]) : 2, NULL, &team, &err) != STATUS_OK) {
-        fprintf(stderr, "usage: bench_kernels ops|model [isa] [threads]\n");
+        fprintf(stderr, "usage: bench_kernels ops|matrices|model [isa] [threads]\n");
         return 2;
     }
     printf("%s, %d threads\n", ops->name, team_size(team));
-    (strcmp(argv[1], "ops") == 0 ? bench_ops : bench_model)(ops, team);
+    if (strcmp(argv[1], "ops") == 0)
+        bench_ops(ops, team);
+    else if (strcmp(argv[1], "matrices") == 0)
+        bench_matrices(ops, team);
+    else
+        bench_model(ops, team);
     team_destroy(team);
     return 0;
 }
