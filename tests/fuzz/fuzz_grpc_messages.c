@@ -21,6 +21,10 @@ static void check_request(const struct generate_request *r)
     CHECK(r->request_id.len <= MAX_REQUEST_ID && r->client.len <= MAX_CLIENT_BYTES);
     CHECK(r->sampler.temperature >= 0 && isfinite(r->sampler.temperature));
     CHECK(r->sampler.top_p >= 0 && r->sampler.top_p <= 1 && r->sampler.min_p >= 0 && r->sampler.min_p <= 1);
+    struct sampler_fault f;
+    CHECK(!sampler_has_fault(&r->sampler, &f) && r->n_bias == r->sampler.n_bias && r->n_bias <= MAX_BIASES);
+    for (size_t i = 0; i < r->n_bias; i++)
+        CHECK(r->bias[i].bias >= -100 && r->bias[i].bias <= 100);
     CHECK(r->max_tokens >= -1 && r->deadline_ms >= 0);
     const struct generate_resume *resume = &r->resume;
     CHECK(resume->token.len <= MAX_RESUME_TOKEN && (resume->token.len || resume->n_ids == 0));
@@ -55,6 +59,8 @@ static void try_request(const uint8_t *data, size_t len, struct arena *a)
     CHECK(again.prompt == r.prompt && again.n_ids == r.n_ids && again.text.len == r.text.len && again.n_stops == r.n_stops);
     CHECK(again.resume.n_ids == r.resume.n_ids && again.resume.token.len == r.resume.token.len);
     CHECK(again.max_tokens == r.max_tokens && again.has_seed == r.has_seed && again.sampler.seed == r.sampler.seed);
+    CHECK(memcmp(&again.sampler, &r.sampler, sizeof r.sampler) == 0 && again.n_bias == r.n_bias);
+    CHECK(r.n_bias == 0 || memcmp(again.bias, r.bias, r.n_bias * sizeof *r.bias) == 0);
     arena_fini(&b);
     grpc_slice_unref(s);
     grpc_byte_buffer_reader_destroy(&reader);
@@ -90,6 +96,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     case 1:
         if (inference_wire_unpack_event(data + 1, len - 1, &a, &e, &err) == STATUS_OK) {
             CHECK(e.kind >= GENERATE_ACCEPTED && e.kind <= GENERATE_DONE && e.finish <= FINISH_LENGTH);
+            CHECK(e.n_logprobs == 0 || e.n_logprobs == e.n_ids);
+            for (size_t i = 0; i < e.n_logprobs; i++)
+                CHECK(e.logprobs[i].n_top <= MAX_TOP_LOGPROBS);
             grpc_byte_buffer_destroy(inference_wire_pack_event(&e));
         }
         break;

@@ -1,5 +1,5 @@
 /* Plans of any coordinator against a stage's sequences: what is taken keeps the table's invariants, names only blocks of the
- * pool, and never changes a position under a sequence that holds it. The bytes say ops and runs; a broken rule ends the epoch. */
+ * pool, never changes a position under a sequence that holds it, and leaves the ids that samplers look at where they belong. The bytes say ops and runs; a broken rule ends the epoch. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +35,7 @@ static uint32_t *cell(struct world *w, const struct sequence *q, uint32_t positi
 
 static enum status add_op(struct world *w, struct input *in, enum plan_op_kind kind)
 {
-    uint32_t blocks[10];
+    uint32_t blocks[10], ids[CONTEXT + 5], bias_ids[3] = {7, 8, 9}, bias_bits[3] = {0};
     struct plan_op op = {.kind = kind, .seq = 1 + take(in, SEQS)};
     if (kind == OP_OPEN)
         op.slot = take(in, SLOTS + 1);
@@ -45,8 +45,15 @@ static enum status add_op(struct world *w, struct input *in, enum plan_op_kind k
         op.n_blocks = take(in, 10);
     for (uint32_t i = 0; i < op.n_blocks; i++)
         blocks[i] = take(in, BLOCKS + 1);
+    if (kind == OP_OPEN) {
+        op.sampler = (struct sampler_params){.repeat_penalty = (float)take(in, 3), .presence_penalty = (float)take(in, 2),
+                                             .repeat_last_n = take(in, 6), .n_prompt = take(in, CONTEXT), .n_bias = take(in, 4)};
+        op.n_ids = sampler_history(&op.sampler, op.length);
+    }
+    for (uint32_t i = 0; i < op.n_ids; i++)
+        ids[i] = op.length - op.n_ids + i;
     struct error err;
-    if (plan_add_op(w->p, &op, blocks) != STATUS_OK || plan_check(w->p, &err) != STATUS_OK)
+    if (plan_add_open(w->p, &op, blocks, ids, bias_ids, bias_bits) != STATUS_OK || plan_check(w->p, &err) != STATUS_OK)
         return STATUS_FULL;
     TRY(sequences_apply(w->s, w->p, &w->p->ops[w->p->n_ops - 1], &err));
     const struct sequence *q = sequences_find(w->s, op.seq);
@@ -58,7 +65,7 @@ static enum status add_op(struct world *w, struct input *in, enum plan_op_kind k
 
 static enum status add_run(struct world *w, struct input *in)
 {
-    static const uint32_t ids[CONTEXT + 5];
+    uint32_t ids[CONTEXT + 5];
     struct sequence *q = sequences_find(w->s, 1 + take(in, SEQS));
     struct sample_note *from;
     struct error err;
@@ -70,9 +77,17 @@ static enum status add_run(struct world *w, struct input *in)
         run.n = 1;
     if (how & 4)
         run.kv_index += take(in, 3);
+    for (uint32_t i = 0; i < run.n; i++)
+        ids[i] = run.kv_index + i;
     if (plan_add_run(w->p, &run, ids) != STATUS_OK || plan_check(w->p, &err) != STATUS_OK)
         return STATUS_FULL;
     TRY(sequences_extend(w->s, w->p, w->p->n_runs - 1, &q, &from, &err));
+    if (run.sample == SAMPLE_LAST) { /* known before the next plan is taken */
+        struct sample_note *note = sequence_note(w->s, q, w->p->tick);
+        CHECK(note);
+        note->id = (int32_t)note->next_index;
+        note->known = 1;
+    }
     for (uint32_t i = 0; i < run.n; i++)
         w->seen[q->slot][run.kv_index + i] = *cell(w, q, run.kv_index + i) = ++w->n_writes;
     return STATUS_OK;
@@ -91,6 +106,8 @@ static void check(struct world *w)
     CHECK(sequences__check(w->s, &why));
     for (uint64_t seq = 1; seq <= SEQS; seq++) {
         const struct sequence *q = sequences_find(w->s, seq);
+        for (uint32_t i = q ? q->length - sampler_history(&q->sampler, q->length) : 0; q && i < q->length; i++)
+            CHECK(q->ids[i] == i); /* every id here is its position */
         for (uint32_t i = 0; q && i < q->length; i++)
             CHECK(*cell(w, q, i) == w->seen[q->slot][i]);
     }
@@ -99,7 +116,8 @@ static void check(struct world *w)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct world w;
-    const struct sequences_limits l = {.slots = SLOTS, .context = CONTEXT, .kv_block = KV_BLOCK, .n_blocks = BLOCKS, .n_notes = 3};
+    const struct sequences_limits l = {.slots = SLOTS, .context = CONTEXT, .kv_block = KV_BLOCK, .n_blocks = BLOCKS, .n_notes = 3,
+                                        .samples = 1};
     struct input in = {data, data + size};
     if (size > 2000)
         return 0;

@@ -158,6 +158,75 @@ static void request_values_out_of_range_are_refused_by_name(void **state)
     g = plain();
     g.sampler.min_p = INFINITY;
     refused(&g, "min_p", "0 to 1");
+    g = plain();
+    g.sampler.repeat_penalty = NAN;
+    refused(&g, "repeat_penalty", "0.01 to 100");
+    g = plain();
+    g.sampler.presence_penalty = -2.5f;
+    refused(&g, "presence_penalty", "-2 to 2");
+    g = plain();
+    g.sampler.frequency_penalty = INFINITY;
+    refused(&g, "frequency_penalty", "-2 to 2");
+    g = plain();
+    g.sampler.typical_p = 2;
+    refused(&g, "typical_p", "0 to 1");
+    g = plain();
+    g.sampler.n_top = MAX_TOP_LOGPROBS + 2;
+    refused(&g, "top_logprobs", "0 to 20");
+    g = plain();
+    g.n_bias = 1;
+    g.bias = &(struct logit_bias){1, -100.5f};
+    refused(&g, "logit_bias", "-100 to 100");
+    g.n_bias = MAX_BIASES + 1;
+    refused(&g, "logit_bias", "at most 1024");
+}
+
+static void request_penalties_and_biases_know_prompt_and_vocabulary(void **state)
+{
+    (void)state;
+    struct error err = {0};
+    struct generate_request g = plain();
+    const struct logit_bias bias[] = {{VOCAB - 1, 2.5f}, {3, -100}}, foreign = {VOCAB, 1};
+    float value;
+    g.sampler.repeat_penalty = 1.5f;
+    g.sampler.n_prompt = 12345; /* not the client's to say */
+    g.sampler.n_bias = 77;
+    g.bias = bias;
+    g.n_bias = 2;
+    struct request *r = make(&g);
+    assert_int_equal(set_prompt(r, 100, UINT32_MAX, &err), STATUS_OK);
+    assert_int_equal(r->sampler.n_prompt, 100);
+    assert_int_equal(r->sampler.n_bias, 2);
+    assert_true(r->bias_ids[0] == VOCAB - 1 && r->bias_ids[1] == 3);
+    memcpy(&value, &r->bias_bits[0], sizeof value);
+    assert_true(value == 2.5f);
+    assert_int_equal(request_open_words(r, 60), 64);
+    request_release(r);
+    g.bias = &foreign;
+    g.n_bias = 1;
+    r = make(&g);
+    assert_int_equal(set_prompt(r, 100, UINT32_MAX, &err), STATUS_BAD_REQUEST);
+    assert_string_equal(err.param, "logit_bias");
+    request_release(r);
+}
+
+/* What one plan cannot bring is refused before it begins; a window makes it fit. */
+static void request_whose_history_no_plan_holds_is_refused(void **state)
+{
+    (void)state;
+    struct error err = {0};
+    struct generate_request g = plain();
+    uint32_t ids[3] = {1, 2, 3};
+    g.sampler.repeat_penalty = 1.5f;
+    struct request *r = make(&g);
+    assert_int_equal(request_set_prompt(r, ids, 3, PLAN_OPEN_WORDS, UINT32_MAX, VOCAB, &err), STATUS_OK);
+    assert_int_equal(request_set_prompt(r, ids, 3, PLAN_OPEN_WORDS + 1, UINT32_MAX, VOCAB, &err), STATUS_BAD_REQUEST);
+    assert_string_equal(err.param, "repeat_last_n");
+    r->sampler.repeat_last_n = 1000;
+    assert_int_equal(request_set_prompt(r, ids, 3, 8 * PLAN_OPEN_WORDS, UINT32_MAX, VOCAB, &err), STATUS_OK);
+    r->sampler.presence_penalty = 1;
+    assert_int_equal(request_set_prompt(r, ids, 3, 8 * PLAN_OPEN_WORDS, UINT32_MAX, VOCAB, &err), STATUS_BAD_REQUEST);
+    request_release(r);
 }
 
 static void request_stops_are_copied_or_refused(void **state)
@@ -277,6 +346,8 @@ int main(void)
         cmocka_unit_test(request_without_tokens_or_with_a_foreign_id_is_refused),
         cmocka_unit_test(request_answer_limit_is_the_smallest_of_three),
         cmocka_unit_test(request_values_out_of_range_are_refused_by_name),
+        cmocka_unit_test(request_penalties_and_biases_know_prompt_and_vocabulary),
+        cmocka_unit_test(request_whose_history_no_plan_holds_is_refused),
         cmocka_unit_test(request_stops_are_copied_or_refused),
         cmocka_unit_test(request_ids_that_cannot_stand_in_a_header_are_replaced),
         cmocka_unit_test(request_seed_is_the_clients_or_a_new_one_of_63_bits),

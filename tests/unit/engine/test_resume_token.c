@@ -91,7 +91,8 @@ static void token_of_any_other_request_key_or_model_is_refused(void **state)
     same(&open, &u, &g, "alice", 1);
     same(&open2, &u, &g, "alice", 0);
     same(&k, &t, &g, "bob", 0);
-    for (int i = 0; i < 14; i++) {
+    static const struct logit_bias bias[] = {{1, 2}, {2, 1}};
+    for (int i = 0; i < 23; i++) {
         struct generate_request h = g;
         uint32_t changed[] = {7, 8, 10};
         switch (i) {
@@ -108,6 +109,15 @@ static void token_of_any_other_request_key_or_model_is_refused(void **state)
         case 10: h.stop[0] = (struct bytes){"a", 1}, h.stop[1] = (struct bytes){"bc", 2}; break; /* the same bytes in a row */
         case 11: h.ignore_eos = 1; break;
         case 12: h.no_cache = 1; break;
+        case 13: h.sampler.repeat_penalty = 1.5f; break;
+        case 14: h.sampler.presence_penalty = 1.5f; break;
+        case 15: h.sampler.frequency_penalty = 1.5f; break;
+        case 16: h.sampler.typical_p = 0.5f; break;
+        case 17: h.sampler.repeat_last_n = 5; break;
+        case 18: h.sampler.n_top = 1; break;
+        case 19: h.bias = bias, h.n_bias = 1; break;
+        case 20: h.bias = bias + 1, h.n_bias = 1; break;
+        case 21: h.bias = bias, h.n_bias = 2; break;
         default: h.stop[1] = (struct bytes){"d", 1}; break;
         }
         same(&k, &t, &h, "alice", 0);

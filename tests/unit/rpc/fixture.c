@@ -242,6 +242,8 @@ static void on_event(void *ctx, struct generate_stream *s, const struct generate
         for (size_t i = 0; i < e->n_ids && f->n_ids + i < 4096; i++)
             f->ids[f->n_ids + i] = e->ids[i];
         f->n_ids += e->n_ids;
+        for (size_t i = 0; i < e->n_logprobs && f->n_logprobs < 4096; i++)
+            f->logprob_ids[f->n_logprobs++] = e->logprobs[i].id;
         f->n_text_events++;
         if (e->has_usage) {
             f->first = e->usage;
@@ -272,7 +274,7 @@ void fixture_generate(struct fixture *f, const struct generate_request *r)
     static const struct generate_events events = {on_event, on_end};
     struct error err;
     assert_null(f->stream);
-    f->text_len = f->n_usages = f->n_text_events = f->n_ids = f->n_progress = 0;
+    f->text_len = f->n_usages = f->n_text_events = f->n_ids = f->n_progress = f->n_logprobs = 0;
     assert_int_equal(inference_generate(f->channel, r, &events, f, &f->stream, &err), STATUS_OK);
 }
 

@@ -41,6 +41,8 @@ struct fixture {
     struct generate_event last;
     char text[1 << 20];
     size_t text_len, n_text_events, n_usages, n_ids, n_progress;
+    uint32_t logprob_ids[4096]; /* of the logprobs that came */
+    size_t n_logprobs;
     struct usage first; /* of the text that had one */
     struct error end;
 };

@@ -362,6 +362,44 @@ static void generate_call_ends_within_the_grace_of_a_server(void **state)
     fixture_stop(&f);
 }
 
+/* Events that wait for a send join into one: their logprobs stand in the order of their ids. */
+static void generate_text_that_joins_keeps_each_ids_logprobs(void **state)
+{
+    enum { N = 600 };
+    static uint32_t ids[2] = {1, 2};
+    (void)state;
+    fixture_start(&f, NULL, NULL);
+    struct generate_request r = text_request("hello");
+    f.hold = 1; /* the client reads one event, then no more */
+    fixture_generate(&f, &r);
+    fixture_wait(&f, &f.n_generate, 1, 2000);
+    uint32_t n_sent = 0, n_got = 0;
+    enum status s = STATUS_OK;
+    for (; n_sent < N && s == STATUS_OK; n_sent += s == STATUS_OK) {
+        struct token_logprobs l[2] = {{.id = 2 * n_sent, .logprob = -1, .n_top = 1, .top_ids = {9}},
+                                      {.id = 2 * n_sent + 1, .logprob = -2}};
+        ids[0] = l[0].id;
+        ids[1] = l[1].id;
+        const struct generate_event e = {.kind = GENERATE_TEXT, .text = {"x", 1}, .ids = ids, .n_ids = 2, .logprobs = l, .n_logprobs = 2};
+        s = generate_call_send(f.call, &e);
+    }
+    assert_true(s == STATUS_OK || s == STATUS_FULL);
+    assert_true(n_sent > 100);
+    fixture_wait(&f, &f.n_events, 1, 2000);
+    f.hold = 0;
+    generate_stream_next(f.stream);
+    for (int i = 1; n_got < 2 * n_sent; i++) {
+        fixture_wait(&f, &f.n_events, i, 2000);
+        pthread_mutex_lock(&f.lock);
+        n_got = (uint32_t)f.n_logprobs;
+        pthread_mutex_unlock(&f.lock);
+    }
+    assert_true(f.n_text_events < n_sent);
+    for (uint32_t i = 0; i < n_got; i++)
+        assert_true(f.logprob_ids[i] == i);
+    fixture_stop(&f);
+}
+
 static void generate_refuses_what_is_no_sane_request(void **state)
 {
     struct {
@@ -580,6 +618,7 @@ int main(void)
         cmocka_unit_test(generate_cancel_of_the_client_reaches_the_server),
         cmocka_unit_test(generate_destroyed_server_is_noticed_by_the_client),
         cmocka_unit_test(generate_call_ends_within_the_grace_of_a_server),
+        cmocka_unit_test(generate_text_that_joins_keeps_each_ids_logprobs),
         cmocka_unit_test(generate_refuses_what_is_no_sane_request),
         cmocka_unit_test(generate_message_over_the_limit_is_too_large),
         cmocka_unit_test(generate_client_without_the_secret_is_named_by_its_key),

@@ -186,6 +186,139 @@ static void wire_resumption_wants_ids_a_seed_a_later_attempt_and_a_bounded_token
     arena_fini(&a);
 }
 
+static void wire_sampler_passes_whole_and_each_value_out_of_range_is_named(void **state)
+{
+    static const struct logit_bias bias[MAX_BIASES + 1] = {{7, -100}, {0, 100}, {300000, 0.5f}};
+    const struct generate_request good = {
+        .prompt = PROMPT_TEXT, .text = {"x", 1}, .max_tokens = -1, .bias = bias, .n_bias = 3,
+        .sampler = {.temperature = 1, .top_p = 1, .repeat_penalty = 1.25f, .presence_penalty = -2, .frequency_penalty = 2,
+                    .typical_p = 0.5f, .repeat_last_n = 64, .n_top = 21}};
+    struct generate_request r = good, got;
+    struct sampler_params want = good.sampler;
+    struct arena a;
+    struct error err;
+    (void)state;
+    arena_init(&a, 0);
+    assert_int_equal(repack(&r, &a, &got, &err), STATUS_OK);
+    want.n_bias = 3;
+    assert_memory_equal(&got.sampler, &want, sizeof want);
+    assert_int_equal(got.n_bias, 3);
+    assert_memory_equal(got.bias, bias, 3 * sizeof *bias);
+    r.n_bias = MAX_BIASES;
+    assert_int_equal(repack(&r, &a, &got, &err), STATUS_OK);
+    r.n_bias++;
+    grpc_byte_buffer *b;
+    assert_int_equal(inference_wire_pack_request(&r, &b, &err), STATUS_BAD_REQUEST);
+    assert_string_equal(err.param, "logit_bias");
+    const struct logit_bias much = {1, 100.5f}, nan = {1, __builtin_nanf("")};
+    for (int i = 0; i < 12; i++) {
+        const char *param = "logit_bias";
+        r = good;
+        switch (i) {
+        case 0: r.sampler.repeat_penalty = -1, param = "repeat_penalty"; break;
+        case 1: r.sampler.repeat_penalty = 101, param = "repeat_penalty"; break;
+        case 2: r.sampler.repeat_penalty = __builtin_nanf(""), param = "repeat_penalty"; break;
+        case 3: r.sampler.presence_penalty = 2.01f, param = "presence_penalty"; break;
+        case 4: r.sampler.presence_penalty = __builtin_inff(), param = "presence_penalty"; break;
+        case 5: r.sampler.frequency_penalty = -2.01f, param = "frequency_penalty"; break;
+        case 6: r.sampler.frequency_penalty = __builtin_nanf(""), param = "frequency_penalty"; break;
+        case 7: r.sampler.typical_p = 1.01f, param = "typical_p"; break;
+        case 8: r.sampler.typical_p = -0.01f, param = "typical_p"; break;
+        case 9: r.sampler.n_top = 22, param = "top_logprobs"; break;
+        case 10: r.bias = &much, r.n_bias = 1; break;
+        default: r.bias = &nan, r.n_bias = 1; break;
+        }
+        error_clear(&err);
+        assert_int_equal(repack(&r, &a, &got, &err), STATUS_BAD_REQUEST);
+        assert_string_equal(err.param, param);
+    }
+    arena_fini(&a);
+}
+
+/* What Generate's server sends, and what its client takes it for. */
+static enum status repack_event(const struct generate_event *e, struct arena *a, struct generate_event *out)
+{
+    struct error err;
+    grpc_byte_buffer_reader reader;
+    grpc_byte_buffer *b = inference_wire_pack_event(e);
+    assert_true(b && grpc_byte_buffer_reader_init(&reader, b));
+    grpc_slice s = grpc_byte_buffer_reader_readall(&reader);
+    enum status st = inference_wire_unpack_event(GRPC_SLICE_START_PTR(s), GRPC_SLICE_LENGTH(s), a, out, &err);
+    grpc_slice_unref(s);
+    grpc_byte_buffer_reader_destroy(&reader);
+    grpc_byte_buffer_destroy(b);
+    return st;
+}
+
+static void wire_text_brings_the_logprobs_of_its_ids_or_none(void **state)
+{
+    static const uint32_t ids[] = {4, 0};
+    static const struct token_logprobs logprobs[] = {
+        {.id = 4, .logprob = -0.25f, .n_top = 20, .top_ids = {4, 300000, 0}, .top_logprobs = {-0.25f, -3, -__builtin_inff()}},
+        {.id = 0, .logprob = -7}};
+    struct generate_event e = {.kind = GENERATE_TEXT, .text = {"ab", 2}, .ids = ids, .n_ids = 2, .logprobs = logprobs, .n_logprobs = 2};
+    struct generate_event got;
+    struct arena a;
+    (void)state;
+    arena_init(&a, 0);
+    assert_int_equal(repack_event(&e, &a, &got), STATUS_OK);
+    assert_int_equal(got.n_logprobs, 2);
+    assert_memory_equal(got.logprobs, logprobs, sizeof logprobs);
+    e.n_logprobs = 1;
+    assert_int_equal(repack_event(&e, &a, &got), STATUS_PROTOCOL);
+    e.n_logprobs = 0;
+    assert_int_equal(repack_event(&e, &a, &got), STATUS_OK);
+    assert_true(got.n_ids == 2 && got.n_logprobs == 0);
+    arena_fini(&a);
+}
+
+static void wire_open_and_result_bring_what_a_sampler_reads_and_gives(void **state)
+{
+    static const uint32_t blocks[] = {3}, prefix[] = {5, 300000, 7}, bias_ids[] = {1, 2};
+    static const float values[] = {-1.5f, 100};
+    uint32_t bits[2];
+    struct plan *p, *q;
+    struct result *r, *s;
+    struct to_stage m = {.kind = TO_STAGE_PLAN}, got;
+    struct from_stage f = {.kind = FROM_STAGE_RESULT}, back;
+    struct error err;
+    uint8_t *data;
+    size_t len;
+    (void)state;
+    memcpy(bits, values, sizeof bits);
+    plan_create(1, 1, 8, &p);
+    plan_create(1, 1, 8, &q);
+    const struct plan_op open = {.kind = OP_OPEN, .seq = 9, .length = 16, .n_blocks = 1, .n_ids = 3,
+                                 .sampler = {.top_p = 1, .repeat_penalty = 2, .repeat_last_n = 3, .n_prompt = 20, .n_bias = 2, .n_top = 1}};
+    assert_int_equal(plan_add_open(p, &open, blocks, prefix, bias_ids, bits), STATUS_OK);
+    m.plan = p;
+    assert_int_equal(stage_wire_pack_to_stage(&m, &data, &len), STATUS_OK);
+    assert_int_equal(stage_wire_unpack_to_stage(data, len, q, &got, &err), STATUS_OK);
+    assert_memory_equal(q->ops, p->ops, sizeof *p->ops);
+    assert_int_equal(q->n_words, 8);
+    assert_memory_equal(q->words, p->words, 8 * sizeof *p->words);
+    free(data);
+    result_create(2, &r);
+    result_create(2, &s);
+    r->n_runs = 2;
+    r->runs[0] = (struct result_run){.seq = 9, .n_accepted = 1, .id = 5, .has_logprob = 1, .logprob = -0.5f, .n_top = 2};
+    r->runs[1] = (struct result_run){.seq = 10, .n_accepted = 1, .id = 6, .has_logprob = 1, .n_top = 20};
+    for (uint32_t i = 0; i < 2; i++)
+        for (uint32_t k = 0; k < r->runs[i].n_top; k++)
+            result_tops(r, i)[k] = (struct top_logprob){.id = 100 * i + k, .logprob = -(float)k};
+    f.result = r;
+    assert_int_equal(stage_wire_pack_from_stage(&f, &data, &len), STATUS_OK);
+    assert_int_equal(stage_wire_unpack_from_stage(data, len, s, &back, &err), STATUS_OK);
+    assert_memory_equal(s->runs, r->runs, 2 * sizeof *r->runs);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_memory_equal(result_tops(s, i), result_tops(r, i), r->runs[i].n_top * sizeof *r->tops);
+    free(data);
+    plan_destroy(p);
+    plan_destroy(q);
+    result_destroy(r);
+    result_destroy(s);
+}
+
 static void wire_plan_of_64_rows_packs_in_microseconds(void **state)
 {
     enum { N = 2000 };
@@ -231,6 +364,9 @@ int main(void)
         cmocka_unit_test(wire_plan_larger_than_its_room_is_refused),
         cmocka_unit_test(wire_texts_end_at_whole_characters),
         cmocka_unit_test(wire_resumption_wants_ids_a_seed_a_later_attempt_and_a_bounded_token),
+        cmocka_unit_test(wire_sampler_passes_whole_and_each_value_out_of_range_is_named),
+        cmocka_unit_test(wire_text_brings_the_logprobs_of_its_ids_or_none),
+        cmocka_unit_test(wire_open_and_result_bring_what_a_sampler_reads_and_gives),
         cmocka_unit_test(wire_plan_of_64_rows_packs_in_microseconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
