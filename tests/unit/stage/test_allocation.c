@@ -79,6 +79,10 @@ static void check(enum status (*create)(void *, uint32_t, struct compute **, str
 {
     static const uint32_t prompt[70];
     static int32_t out[N_REQUESTS][N_OUT];
+    static const struct sampler_params samplers[N_REQUESTS] = {
+        {.top_p = 1},
+        {.temperature = 1, .top_p = 0.9f, .typical_p = 0.9f, .repeat_penalty = 1.5f, .n_prompt = 70, .n_top = 1},
+        {.top_p = 1, .presence_penalty = 1, .frequency_penalty = 0.5f, .n_prompt = 70, .n_top = 1 + MAX_TOP_LOGPROBS}};
     struct pipeline_request r[N_REQUESTS];
     struct pipeline *p;
     struct error err = {0};
@@ -87,7 +91,7 @@ static void check(enum status (*create)(void *, uint32_t, struct compute **, str
     if (pipeline_open(&o, &p, &err) != STATUS_OK)
         fail_msg("%s", err.message);
     for (uint32_t i = 0; i < N_REQUESTS; i++)
-        r[i] = (struct pipeline_request){.prompt = prompt, .n_prompt = 70, .n_out = N_OUT, .sampler = pipeline_greedy, .out = out[i]};
+        r[i] = (struct pipeline_request){.prompt = prompt, .n_prompt = 70, .n_out = N_OUT, .sampler = samplers[i], .out = out[i]};
     atomic_store(&n_allocations, 0);
     atomic_store(&counting, 1); /* from the first tick on */
     enum status s = pipeline_generate(p, r, N_REQUESTS, &err);
