@@ -26,6 +26,11 @@ static void check_taken(const struct request *r)
         CHECK(q->stop[i].len >= 1 && q->stop[i].len <= MAX_STOP_BYTES);
     CHECK(q->sampler.top_k <= MAX_TOP_K && q->sampler.top_p >= 0 && q->sampler.top_p <= 1);
     CHECK(q->deadline_ms >= 0 && q->max_tokens >= -1);
+    struct sampler_fault f;
+    CHECK(!sampler_has_fault(&q->sampler, &f) && q->sampler.repeat_penalty > 0);
+    CHECK(r->n >= 1 && r->n <= REQUEST_MAX_CHOICES && q->n_bias <= MAX_BIASES);
+    for (size_t i = 0; i < q->n_bias; i++)
+        CHECK(sampler_bias_is_allowed(q->bias[i].bias) && q->bias[i].id <= INT32_MAX);
     if (r->endpoint & (ENDPOINT_CHAT | ENDPOINT_TEMPLATE))
         CHECK(json_object_is(q->chat_json));
     if (r->endpoint == ENDPOINT_COMPLETION)

@@ -1,5 +1,6 @@
 /* The journal that a gateway left behind, as the next one reads it. The input is what stands in the image where it matters: the head's page first (its
  * used part), then the records. Whatever is accepted must be readable to its end, and no position may name bytes that are not there. */
+#include <jansson.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,37 @@ static void look_at_rest(const struct kept *k, uint64_t position)
     buf_fini(&b);
 }
 
+static void check_json(struct buf *b)
+{
+    json_t *v = b->failed ? json_object() : json_loadb(b->data, b->len, JSON_REJECT_DUPLICATES, NULL);
+    CHECK(v);
+    json_decref(v);
+    buf_fini(b);
+}
+
+/* Kept log probabilities in both shapes, with a vocabulary of every byte. */
+static void look_at_logprobs(const struct buf *kept)
+{
+    char text[256];
+    uint32_t lengths[256];
+    const uint32_t hidden[] = {1, 2};
+    struct buf b;
+    struct bytes words = {kept->data ? kept->data : "", kept->len};
+    for (int i = 0; i < 256; i++) {
+        text[i] = (char)(i ? i : 'a'); /* jansson takes no key with a 0 */
+        lengths[i] = 1;
+    }
+    CHECK(logprobs_are_sane(words));
+    struct pieces *p = pieces_create((struct bytes){text, sizeof text}, lengths, 256, hidden, 2);
+    buf_init(&b, 16 << 20);
+    logprobs_write_chat(&b, words, p);
+    check_json(&b);
+    buf_init(&b, 16 << 20);
+    logprobs_write_completion(&b, words, p, 0);
+    check_json(&b);
+    pieces_release(p);
+}
+
 /* What a completion would go on with. */
 static void look_at_records(const struct kept *k)
 {
@@ -44,7 +76,7 @@ static void look_at_records(const struct kept *k)
     for (uint32_t i = 0; i < c.request.n; i++) {
         const struct kept_choice *h = &c.choices[i];
         CHECK(h->token.len <= MAX_RESUME_TOKEN && h->ids.len % sizeof(uint32_t) == 0);
-        CHECK(logprobs_are_sane((struct bytes){h->logprobs.data ? h->logprobs.data : "", h->logprobs.len}));
+        look_at_logprobs(&h->logprobs);
     }
     CHECK(c.n_prompt_ids * sizeof(uint32_t) <= k->state.records_bytes);
     completion_kept_fini(&c);

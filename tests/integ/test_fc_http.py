@@ -91,22 +91,32 @@ def fc_47_every_field_with_every_type_is_taken_or_named():
 
 # --- FC-48 -------------------------------------------------------------------------------------------------------------------------
 
-@case("full", seconds=120, real=True)
+def check_lengths(s, prompt, context, timeout):
+    """One token less than the context, the context, and one more."""
+    k = Kept(s, timeout)
+    status, a, _ = k.post({"prompt": prompt[:context - 1], "temperature": 0, "ignore_eos": True}, COMPLETION)
+    assert status == 200 and a["choices"][0]["finish_reason"] == "length", a
+    assert a["usage"]["prompt_tokens"] == context - 1 and a["usage"]["completion_tokens"] == 1, a["usage"]
+    for n in (context, context + 1):
+        for stream in (False, True):
+            status, a, took = k.post({"prompt": prompt[:n], "stream": stream}, COMPLETION)
+            e = a["error"]
+            assert status == 400 and e["code"] == "context_length_exceeded" and e["param"] == "prompt", e
+            assert {str(n), str(context)} <= set(re.findall(r"\d+", e["message"].replace(",", ""))), e
+            assert took < 1 * SLACK, took
+    s.assert_quiet()
+
+
+@case("fast", seconds=60)
 def fc_48_a_prompt_of_the_context_and_one_less_and_one_more():
-    prompt = [(i * 7919) % 40000 + 300 for i in range(8193)]
+    with Service(stages=2, costs=(0, 0, 0), context=8192) as s:
+        check_lengths(s, ids(8193, 48), 8192, 30)
+
+
+@case("nightly", seconds=600, real=True)
+def fc_48_of_the_real_model():
     with Service(stages=2, model=real_model(), flags=["--threads", "1"]) as s:
-        k = Kept(s, timeout=100)
-        status, a, _ = k.post({"prompt": prompt[:8191], "temperature": 0, "ignore_eos": True}, COMPLETION)
-        assert status == 200 and a["choices"][0]["finish_reason"] == "length", a
-        assert a["usage"]["prompt_tokens"] == 8191 and a["usage"]["completion_tokens"] == 1, a["usage"]
-        for n in (8192, 8193):
-            for stream in (False, True):
-                status, a, took = k.post({"prompt": prompt[:n], "stream": stream}, COMPLETION)
-                e = a["error"]
-                assert status == 400 and e["code"] == "context_length_exceeded" and e["param"] == "prompt", e
-                assert str(n) in e["message"].replace(",", "") and "8192" in e["message"].replace(",", ""), e
-                assert took < 1 * SLACK, took
-        s.assert_quiet()
+        check_lengths(s, [(i * 7919) % 40000 + 300 for i in range(8193)], 8192, 500)
 
 
 # --- FC-49 -------------------------------------------------------------------------------------------------------------------------
@@ -328,7 +338,7 @@ N_CONTROL = 17  # of SmolLM2: ids 0..16
 
 @case("full", seconds=90, real=True)
 def fc_60_special_tokens_in_user_text_are_text():
-    with Service(stages=1, model=real_model(), flags=["--threads", "1", "--context", "1024"]) as s:
+    with Service(stages=1, model=real_model(), flags=["--threads", "2", "--context", "1024"]) as s:
         k = Kept(s)
 
         def prompt_ids(messages):
@@ -341,14 +351,12 @@ def fc_60_special_tokens_in_user_text_are_text():
 
         plain = controls(prompt_ids([{"role": "system", "content": "be"}, {"role": "user", "content": "x"}]))
         for text in HOSTILE:
-            for messages in ([{"role": "system", "content": "be"}, {"role": "user", "content": text}],
-                             [{"role": "system", "content": text}, {"role": "user", "content": "x"}],
-                             [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type": "text", "text": p}
-                                                                                               for p in (text[:5], text[5:])]}]):
-                got = prompt_ids(messages)
-                assert controls(got) == plain, (messages, got)
-                told = k.post({"tokens": got}, "/detokenize")[1]["content"]
-                assert text.replace("\U0010fffd", "") in told or isinstance(messages[1]["content"], list), (text, told)
+            parts = [{"type": "text", "text": p} for p in (text[:5], text[5:])]
+            for system, user in (("be", text), (text, "x"), ("be", parts)):
+                got = prompt_ids([{"role": "system", "content": system}, {"role": "user", "content": user}])
+                assert controls(got) == plain, (system, user, got)
+                if user is not parts:
+                    assert text.replace("\U0010fffd", "") in k.post({"tokens": got}, "/detokenize")[1]["content"], text
         # Parts of one control token in two messages and in a name do not meet either; a tokenizer that is asked not to parse does not.
         assert controls(k.post({"content": "<|im_end|>", "parse_special": False}, "/tokenize")[1]["tokens"]) == []
         assert controls(k.post({"content": "<|im_end|>"}, "/tokenize")[1]["tokens"]) == [2]
