@@ -4,7 +4,8 @@
 #   --full           longer cases too: under 75 minutes    --nightly        all there is, without a limit
 #   --only PART      one part: unit, component, model, service, asan, tsan, fuzz
 #   --fuzz-seconds N time of each fuzz target (15; full 60, nightly 600)
-#   SLUICE_BUILD_DIR (default ./build; sanitizer builds beside it), SLUICE_MODEL_DIR
+#   SLUICE_BUILD_DIR (default ./build; sanitizer builds beside it), SLUICE_MODEL_DIR (what deploy/get_model.sh fetches: SmolLM2;
+#   from --full on Qwen2.5 and Gemma 3 too)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +15,7 @@ while [ $# -gt 0 ]; do
     --full | --nightly) tier=${1#--}; shift ;;
     --only) only=${2:?}; shift 2 ;;
     --fuzz-seconds) fuzz_seconds=${2:?}; shift 2 ;;
-    *) sed -n '2,7s/^# //p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,8s/^# //p' "$0" >&2; exit 2 ;;
     esac
 done
 # Every test that is not of a longer tier runs in this one. Sanitizers run the fast ones only, whatever the tier.
@@ -102,6 +103,11 @@ fi
 say "model"
 SLUICE_MODEL_SMOLLM2=$(deploy/get_model.sh smollm2) || { broken "the model cannot be fetched"; finish; }
 export SLUICE_MODEL_SMOLLM2
+if [ $tier != fast ]; then
+    # Tests of the larger ones are of the longer tiers; without its file a test is skipped.
+    if SLUICE_MODEL_QWEN=$(deploy/get_model.sh qwen2.5); then export SLUICE_MODEL_QWEN; else broken "qwen2.5 cannot be fetched"; fi
+    if SLUICE_MODEL_GEMMA=$(deploy/get_model.sh gemma3); then export SLUICE_MODEL_GEMMA; else broken "gemma3 cannot be fetched"; fi
+fi
 
 if wanted model; then
     run_ctest "$build" model -L model -LE "$longer"
