@@ -88,12 +88,13 @@ def seeds():
     yield "big-endian", b"GGUF" + struct.pack(">IQQ", 3, 0, 0)
 
 
-def main():
-    out = Path(sys.argv[1])
-    out.mkdir(parents=True, exist_ok=True)
-    for name, raw in seeds():
-        (out / name).write_bytes(raw)
+def write(named):
+    """Each of (name, bytes) into the folder that the command line names."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in named:
+        (folder / name).write_bytes(data)
 
 
 if __name__ == "__main__":
-    main()
+    write(seeds())

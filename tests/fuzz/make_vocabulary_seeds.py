@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Writes the seeds of the fuzz target vocabulary: small GGUFs with a vocabulary alone. usage: make_vocabulary_seeds.py corpus/vocabulary"""
-import sys
-from pathlib import Path
-
-from make_gguf_seeds import gguf
+from make_gguf_seeds import gguf, write
 from make_fake_model import BOOL, F32, I32, TEXT, U32, key, key_array
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -48,12 +45,5 @@ def seeds():
     yield "bert", vocabulary("bert", ["a"], [NORMAL])
 
 
-def main():
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in seeds():
-        (folder / name).write_bytes(data)
-
-
 if __name__ == "__main__":
-    main()
+    write(seeds())
