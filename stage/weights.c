@@ -221,12 +221,23 @@ static enum status make_tables(struct weights *w, struct error *err)
     return STATUS_OK;
 }
 
+/* What an operation of ops.h asks of the model's shape beyond what the file has to hold. */
+static enum status check_shape(const struct hparams *hp, struct error *err)
+{
+    enum { HEAD_STEP = 8 };
+    if (hp->head_dim % HEAD_STEP)
+        return error_set(err, STATUS_UNSUPPORTED, "heads of %u elements are not supported: a multiple of %d is", hp->head_dim,
+                         HEAD_STEP);
+    return STATUS_OK;
+}
+
 enum status weights_plan(const struct model *m, const struct ops *ops, uint32_t first_layer, uint32_t end_layer,
                          int has_embedding, int has_head, struct weights *out, struct error *err)
 {
     ASSERT(first_layer < end_layer && end_layer <= m->hp.n_layers);
     struct weights w = {.model = m, .ops = ops, .first_layer = first_layer, .end_layer = end_layer,
                         .has_embedding = has_embedding, .has_head = has_head};
+    TRY(check_shape(&m->hp, err));
     enum status s = make_tables(&w, err);
     for (uint32_t l = first_layer; l < end_layer && s == STATUS_OK; l++)
         s = plan_layer(&w, l, err);

@@ -1,12 +1,12 @@
 /* stage/weights.h - the tensors that one stage holds, packed for its kernels.
  *
  * Purpose    Finds the tensors of a layer range (and of embedding and head where the stage has them), says what they need,
- *            and packs them with all threads, each expert's matrices for themselves. Everything lies in one mapping. Pages of the file that are not read again
- *            are given back.
+ *            and packs them with all threads, each expert's matrices for themselves. Everything lies in one mapping. Pages
+ *            of the file that are not read again are given back.
  * Ownership  weights_plan fills a struct of the caller's; weights_free. The model must outlive it: embedding rows are read
  *            from the file's mapping.
  * Threading  Read-only after weights_load.
- * Errors     STATUS_UNSUPPORTED and STATUS_BAD_MODEL name the tensor; STATUS_OUT_OF_MEMORY.
+ * Errors     STATUS_UNSUPPORTED and STATUS_BAD_MODEL name the tensor or the size of heads; STATUS_OUT_OF_MEMORY.
  */
 #ifndef SLUICE_STAGE_WEIGHTS_H
 #define SLUICE_STAGE_WEIGHTS_H
