@@ -1,5 +1,7 @@
 """The real model behind every protocol: the official openai client over HTTP, grpcio over gRPC, `sluice chat` on a terminal."""
+import math
 import os
+import re
 import subprocess
 import sys
 
@@ -74,6 +76,65 @@ def test_a_stop_string_cuts_the_answer():
     stop = text[10:13]
     a = chat(stop=[stop])
     assert a.choices[0].message.content == text[:text.index(stop)] and a.choices[0].finish_reason == "stop"
+
+
+def test_logprobs_are_those_of_the_models_own_distribution():
+    """Greedy takes the best; seeds, temperature, bias and penalties change the choice and not what a token is worth."""
+    a = chat(max_tokens=12, logprobs=True, top_logprobs=20).choices[0]
+    content = a.logprobs.content
+    assert b"".join(bytes(t.bytes) for t in content).decode() == a.message.content and len(content) == 12
+    for t in content:
+        best = t.top_logprobs
+        assert t.token == best[0].token and t.logprob == best[0].logprob and len(best) == 20
+        assert [x.logprob for x in best] == sorted((x.logprob for x in best), reverse=True)
+        assert 0 < sum(math.exp(x.logprob) for x in best) <= 1.000001
+    for fields in ({"temperature": 5, "seed": 3}, {"frequency_penalty": 2, "presence_penalty": 2}, {"extra_body": {"repeat_penalty": 9}}):
+        b = chat(max_tokens=1, logprobs=True, top_logprobs=20, **fields).choices[0].logprobs.content[0]
+        assert [(x.token, x.logprob) for x in b.top_logprobs] == [(x.token, x.logprob) for x in content[0].top_logprobs], fields
+    first, second = content[0], content[0].top_logprobs[1]
+    chosen = s_post("/tokenize", {"content": first.token})["tokens"]
+    assert len(chosen) == 1, first
+    c = chat(max_tokens=1, logprobs=True, top_logprobs=2, logit_bias={str(chosen[0]): -100}).choices[0].logprobs.content[0]
+    assert c.token == second.token and c.logprob == second.logprob and c.top_logprobs[0].token == first.token
+    streamed = [t for x in chat(max_tokens=12, logprobs=True, top_logprobs=20, stream=True) if x.choices[0].logprobs
+                for t in x.choices[0].logprobs.content]
+    assert streamed == content
+
+
+def test_characters_of_several_tokens_have_their_bytes():
+    c = client()
+    text = "🙂 🚀 naïve 中文 🙂"
+    ids = s_post("/tokenize", {"content": text})["tokens"]
+    bias = {str(i): 30 for i in ids}  # so that the answer is made of these tokens
+    a = c.completions.create(model=NAME, prompt=text, max_tokens=12, temperature=1, seed=5, logprobs=1, logit_bias=bias).choices[0]
+    got = a.logprobs
+    assert len(got.tokens) == len(got.token_logprobs) == len(got.top_logprobs) == len(got.text_offset) == 12
+    made = b"".join(re.sub(rb"\\x(..)", lambda m: bytes([int(m[1], 16)]), t.encode()[6:]) if t.startswith("bytes:") else t.encode()
+                    for t in got.tokens)
+    assert made.decode(errors="replace") == a.text, (got.tokens, a.text)
+    assert any(t.startswith("bytes:") for t in got.tokens), got.tokens
+    for t, offset in zip(got.tokens, got.text_offset):
+        assert t.startswith("bytes:") or a.text[offset:offset + len(t)] == t, (t, offset, a.text)
+
+
+def test_several_answers_are_those_of_their_seeds():
+    alone = [chat(max_tokens=10, temperature=1, seed=40 + i).choices[0].message.content for i in range(3)]
+    a = chat(max_tokens=10, temperature=1, seed=40, n=3)
+    assert [x.message.content for x in a.choices] == alone and len(set(alone)) > 1
+    assert a.usage.completion_tokens == 30 and a.usage.prompt_tokens == chat(max_tokens=1).usage.prompt_tokens
+    s.assert_quiet()
+
+
+def test_penalties_keep_an_answer_from_repeating_itself():
+    c = client()
+
+    def ask(**fields):
+        text = c.completions.create(model=NAME, prompt=" ".join("1" * 16), max_tokens=16, temperature=0, **fields).choices[0].text
+        return text.split().count("1")
+
+    plain = ask()
+    assert plain >= 6, plain
+    assert ask(frequency_penalty=2, presence_penalty=2) < plain - 3 and ask(extra_body={"repetition_penalty": 3}) < plain - 3
 
 
 def test_answers_beside_others_are_the_answers_alone():
