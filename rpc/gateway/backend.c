@@ -199,6 +199,16 @@ int64_t backend_new_wait_ms(struct backend *b)
     return once ? BACKEND_NEW_WAIT_MS : NEVER_WAIT_MS;
 }
 
+uint64_t backend_capacity(struct backend *b)
+{
+    pthread_mutex_lock(&b->lock);
+    uint64_t n = b->status.concurrency_serving && b->status.queue_limit_requests
+                     ? b->status.concurrency_serving + b->status.queue_limit_requests
+                     : UINT64_MAX;
+    pthread_mutex_unlock(&b->lock);
+    return n;
+}
+
 int backend_answers(struct backend *b)
 {
     pthread_mutex_lock(&b->lock);

@@ -37,6 +37,8 @@ int backend_ready(struct backend *b);
 /* How long a request that no coordinator has accepted waits for one. */
 enum { BACKEND_NEW_WAIT_MS = 10000 };           /* that was there */
 int64_t backend_new_wait_ms(struct backend *b); /* the same, or less while this process has never seen one */
+/* Requests that run or wait at the coordinator at most; UINT64_MAX while it has not told. */
+uint64_t backend_capacity(struct backend *b);
 int backend_answers(struct backend *b); /* the coordinator does, whether it is ready or not */
 /* The last status, with its age, ready as backend_ready has it and this gateway in the list. */
 void backend_status(struct backend *b, struct service_status *out);

@@ -138,6 +138,16 @@ static void fill_request(struct choice *h, struct generate_request *q, char id[4
         ask_for_the_rest(h, q, now);
 }
 
+/* More answers than slots and queue ever hold cannot work, however often it is tried. */
+static enum status check_n(const struct completion *c, struct error *err)
+{
+    uint64_t most = backend_capacity(c->x->gw->backend);
+    if (c->n == 1 || c->n <= most)
+        return STATUS_OK;
+    return error_param(err, STATUS_BAD_REQUEST, "n", "invalid_value", "n: %u answers are more than slots and queue hold (%llu)", c->n,
+                       (unsigned long long)most);
+}
+
 /* The model's name and, for log probabilities, its vocabulary: what the coordinator tells once. STATUS_CLOSED: it has not yet. */
 static enum status learn_model(struct completion *c, struct error *err)
 {
@@ -164,6 +174,8 @@ void completion__submit(struct choice *h)
     char id[48];
     int64_t now = clock_now_ns();
     enum status s = learn_model(c, &err);
+    if (s == STATUS_OK && h->index == 0 && h->attempt == 0)
+        s = check_n(c, &err);
     if (s == STATUS_OK && h->index > 0 && c->prompt_ids.failed)
         s = error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the prompt's ids");
     if (s == STATUS_OK) {

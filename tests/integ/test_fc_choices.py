@@ -85,13 +85,18 @@ def fc_33_who_leaves_or_is_refused_takes_all_answers_along():
             s.wait_requests(decoding=2, queued=3)
             c.leave()
             s.wait_requests(decoding=0, queued=0, reading=0)
-        # More than slots and queue hold: one is refused, so the request is; nothing of it stays.
-        c = start(s, p, 400, 12, stream=False)
-        c.finish_up(20)
+        # More than slots and queue ever hold.
+        c = start(s, p, 400, 7).finish_up(20)
+        assert c.status == 400 and c.error["param"] == "n", c.describe()
+        # More than they hold now: one is refused, so the request is; nothing of it stays.
+        other = s.call(ids(8, 330), 600, key="other")
+        other.wait_tokens(2)
+        c = start(s, p, 400, 6, stream=False).finish_up(20)
         assert c.status == 503 and c.error["retryable"] is True and c.retry_after(), c.describe()
-        s.wait_requests(decoding=0, queued=0, reading=0)
-        c = start(s, p, 400, 12).finish_up(20)
+        s.wait_requests(decoding=1, queued=0, reading=0)
+        c = start(s, p, 400, 6).finish_up(20)
         assert c.status == 200 and c.error["retryable"] is True and not c.done and not c.finishes, c.describe()
+        other.finish_up(20).assert_reference(ids(8, 330), 600)
         # The prompt is read once: the others find it in the cache.
         s.assert_quiet()
         before = s.metrics()["sluice_prompt_tokens_total"]
