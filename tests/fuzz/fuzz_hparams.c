@@ -1,0 +1,265 @@
+/* tests/fuzz/fuzz_hparams.c - a right model of some architecture with some of its keys and tensors changed.
+ *
+ * fuzz_gguf mutates bytes of a file and seldom gets past its structure; here the file is always well formed, and what is
+ * drawn is what it says. What is accepted must be consistent: all tensors of the layers, a split, packed weights and the
+ * buffers of a stage. The input: one byte of architecture and shape, then edits (struct edit). Seeds: corpus/hparams, written
+ * by make_hparams_seeds.py. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "common/base/log.h"
+#include "common/model/hparams.h"
+#include "common/model/split.h"
+#include "stage/forward.h"
+#include "stage/weights.h"
+#include "tests/unit/model/gguf_maker.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const char *const architectures[] = {"llama", "qwen2", "qwen3", "gemma3", "qwen3moe", "qwen3next", "gemma2"};
+
+/* Suffixes of keys; those with a dot in front stand for themselves, without the architecture. */
+static const char *const keys[] = {
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.causal",
+    "attention.scale",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attention.max_alibi_bias",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "rope.dimension_count",
+    "rope.dimension_sections",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.local.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.attn_factor",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_shared_count",
+    "expert_gating_func",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "leading_dense_block_count",
+    "use_parallel_residual",
+    ".general.architecture",
+    ".general.type",
+    ".general.name",
+    ".split.count",
+    ".tokenizer.ggml.tokens",
+};
+
+static const char *const texts[] = {"", "none", "linear", "yarn", "model", "llama", "gemma3", "qwen3moe"};
+
+enum { EDIT_BYTES = 7, MAX_EDITS = 16, MAX_SIDE = 16 };
+
+/* kind % 8: 0 a whole number, 1 a float, 2 a truth value, 3 a text, 4 an array of truth values, 5 the key goes, 6 a tensor's
+ * side or type, 7 a tensor goes or comes */
+struct edit {
+    uint8_t kind, what;
+    uint32_t value;
+    uint8_t extra;
+};
+
+static void key_name(const char *arch, uint8_t what, char out[96])
+{
+    const char *suffix = keys[what % ARRAY_LEN(keys)];
+    if (suffix[0] == '.')
+        snprintf(out, 96, "%s", suffix + 1);
+    else
+        snprintf(out, 96, "%s.%s", arch, suffix);
+}
+
+static void set_list(struct maker *m, const char *key, const struct edit *e)
+{
+    enum { BOOL = 7, ARRAY = 9 };
+    uint8_t value[12 + 32] = {BOOL};
+    uint32_t n = e->extra % 33;
+    value[4] = (uint8_t)n;
+    for (uint32_t i = 0; i < n; i++)
+        value[12 + i] = e->value >> i & 1;
+    maker_raw(m, key, ARRAY, value, 12 + n);
+}
+
+static void edit_key(struct maker *m, const char *arch, const struct edit *e)
+{
+    char key[96];
+    float f;
+    key_name(arch, e->what, key);
+    memcpy(&f, &e->value, sizeof f);
+    switch (e->kind % 8) {
+    case 0:
+        maker_u32(m, key, e->extra & 1 ? e->value : e->value % 64);
+        break;
+    case 1:
+        maker_f32(m, key, e->extra & 1 ? f : (float)(int32_t)e->value / 65536);
+        break;
+    case 2:
+        maker_bool(m, key, e->value & 1);
+        break;
+    case 3:
+        maker_text(m, key, texts[e->value % ARRAY_LEN(texts)]);
+        break;
+    case 4:
+        set_list(m, key, e);
+        break;
+    default:
+        for (uint32_t i = 0; i < m->n_keys; i++)
+            if (strcmp(m->keys[i].name, key) == 0) {
+                maker_drop(m, key);
+                break;
+            }
+    }
+}
+
+static void edit_side(struct maker_tensor *t, const struct edit *e)
+{
+    static const uint32_t types[] = {TENSOR_F32, TENSOR_F16, TENSOR_Q4_0, TENSOR_Q8_0, TENSOR_Q4_K, TENSOR_I32};
+    uint32_t dim = e->extra % 5;
+    if (dim == 4) {
+        uint32_t type = types[e->value % ARRAY_LEN(types)];
+        if (t->ne[0] % tensor_type_info(type)->block_elements == 0)
+            t->type = type;
+        return;
+    }
+    if (dim == 0) /* whole blocks of any type */
+        t->ne[0] = 32 * (1 + e->value % 2);
+    else
+        t->ne[dim] = 1 + e->value % MAX_SIDE;
+    t->type = TENSOR_F32;
+    t->n_dims = t->n_dims > dim ? t->n_dims : dim + 1;
+}
+
+static void edit_tensor(struct maker *m, const struct edit *e)
+{
+    struct maker_tensor *t = &m->tensors[e->what % m->n_tensors];
+    if (e->kind % 8 == 6) {
+        edit_side(t, e);
+    } else if (e->extra & 1) {
+        char name[96];
+        snprintf(name, sizeof name, "%s", t->name);
+        name[e->value % strlen(name)] ^= 1;
+        maker_add_tensor(m, name, TENSOR_F32, 32, 1);
+    } else if (m->n_tensors > 1) {
+        char name[96];
+        snprintf(name, sizeof name, "%s", t->name);
+        maker_drop_tensor(m, name);
+    }
+}
+
+static struct maker *make(const uint8_t *data, size_t size)
+{
+    const char *arch = architectures[data[0] % ARRAY_LEN(architectures)];
+    uint8_t bits = data[0] / ARRAY_LEN(architectures);
+    struct maker_shape shape = {.n_layers = 1 + bits % 3, .n_embd = 64, .n_heads = 2, .n_kv_heads = 1, .n_ff = 64, .n_vocab = 5,
+                                .type = bits & 4 ? TENSOR_Q8_0 : TENSOR_F32, .tied = bits >> 3 & 1};
+    if (strcmp(arch, "qwen3moe") == 0 || (bits & 16 && strcmp(arch, "llama") == 0)) {
+        shape.n_experts = 4;
+        shape.n_experts_used = 2;
+        shape.n_ff_expert = 32;
+    }
+    struct maker *m = maker_create();
+    maker_model(m, arch, &shape);
+    data++;
+    for (size_t n = size - 1, i = 0; i < MAX_EDITS && n >= EDIT_BYTES; i++, n -= EDIT_BYTES, data += EDIT_BYTES) {
+        struct edit e = {.kind = data[0], .what = data[1], .extra = data[6]};
+        memcpy(&e.value, data + 2, sizeof e.value);
+        if (e.kind % 8 < 6)
+            edit_key(m, arch, &e);
+        else
+            edit_tensor(m, &e);
+    }
+    return m;
+}
+
+/* --- what is accepted --------------------------------------------------------------------------------------------------- */
+
+static void check_layers(const struct model *m)
+{
+    const struct hparams *hp = &m->hp;
+    CHECK(hp->n_experts_used <= hp->n_experts && (hp->n_experts == 0) == (hp->n_ff_expert == 0));
+    CHECK(hp->attention_scale > 0 && hp->rope_factor >= 1 && hp->attn_softcap >= 0 && hp->final_softcap >= 0);
+    for (uint32_t l = 0; l < hp->n_layers; l++) {
+        const struct gguf_tensor *t[N_LAYER_TENSORS];
+        CHECK(model_layer(m, l, t, NULL) == STATUS_OK);
+        CHECK(t[LAYER_ATTN_Q]->ne[1] == (uint64_t)hp->n_heads * hp->head_dim && !t[LAYER_FFN_GATE] == (hp->n_experts > 0));
+        CHECK(model_layer_window(m, l) == 0 || model_layer_window(m, l) == hp->window);
+        CHECK(model_layer_rope(m, l) == 0 || hp->window > 0);
+    }
+}
+
+static void check_split(const struct model *m)
+{
+    struct split s;
+    uint64_t bytes = 0;
+    uint32_t n_stages = m->hp.n_layers < 2 ? 1 : 2;
+    CHECK(split_plan(m, n_stages, "auto", &s, NULL) == STATUS_OK);
+    for (uint32_t i = 0; i < n_stages; i++)
+        bytes += split_weight_bytes(m, &s, i);
+    CHECK(bytes > 0);
+}
+
+/* Plans, packs and sizes the whole model as one stage. */
+static void check_stage(const struct model *m)
+{
+    static struct team *team;
+    const struct ops *ops;
+    struct weights w;
+    struct error err = {0};
+    if (!team) {
+        log_set_levels("warn", NULL);
+        CHECK(team_create(1, NULL, &team, NULL) == STATUS_OK);
+    }
+    CHECK(ops_open("cpu", "portable", &ops, NULL) == STATUS_OK);
+    if (weights_plan(m, ops, 0, m->hp.n_layers, 1, 1, &w, &err) != STATUS_OK) {
+        CHECK(err.status == STATUS_UNSUPPORTED || err.status == STATUS_BAD_MODEL);
+        CHECK(strstr(err.message, "tensor ") || m->hp.head_dim % 8);
+        return;
+    }
+    CHECK(weights_load(&w, team, NULL) == STATUS_OK);
+    CHECK(!w.rope_freq[1] == (m->hp.window == 0));
+    const struct forward_options fo = {.weights = &w, .team = team, .max_rows = 64};
+    CHECK(forward_bytes(&fo) > 0 && forward_bytes(&fo) < 1u << 30);
+    weights_free(&w);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0)
+        return 0;
+    struct maker *maker = make(data, size);
+    struct gguf *g;
+    struct model m;
+    struct error err = {0};
+    size_t len;
+    uint8_t *bytes = maker_write(maker, &len);
+    maker_destroy(maker);
+    if (gguf_open_memory(bytes, len, &g, &err) == STATUS_OK) {
+        if (model_from_gguf(g, "fuzz.gguf", &m, &err) == STATUS_OK) {
+            check_layers(&m);
+            check_split(&m);
+            check_stage(&m);
+            model_close(&m);
+        } else {
+            CHECK(err.status == STATUS_BAD_MODEL && err.message[0]);
+            gguf_close(g);
+        }
+    }
+    free(bytes);
+    return 0;
+}
