@@ -7,24 +7,9 @@
 #include "common/base/check.h"
 #include "rpc/gateway/chat_context.h"
 #include "rpc/gateway/json_in.h"
+#include "rpc/gateway/request_impl.h"
 
 enum { GENERATES = ENDPOINT_CHAT | ENDPOINT_COMPLETION, TEMPLATES = ENDPOINT_CHAT | ENDPOINT_TEMPLATE };
-enum { ANSWER_CLAMP = 0x7fffffff, ID_MAX = 0x7fffffff };
-
-/* What the table writes into before it becomes a struct request. */
-struct reading {
-    struct request *r;
-    struct error *err;
-    int stream, ignore_eos, return_token_ids, cache_prompt, add_generation_prompt;
-    int add_special, add_special_tokens, parse_special, show_special;
-    int64_t seed, top_k, deadline_ms, max_tokens, max_completion_tokens;
-    int64_t n, best_of, top_logprobs, n_logprobs, repeat_last_n;
-    double temperature, top_p, min_p, typical_p, presence_penalty, frequency_penalty, repeat_penalty, repetition_penalty;
-    struct bytes model, user, content;
-    const char *priority, *reasoning_effort;
-    json_t *messages, *tools, *documents, *kwargs;
-    int has_seed, has_prompt, tools_off;
-};
 
 enum field_kind {
     FIELD_BOOL,   /* int */
@@ -51,321 +36,6 @@ struct field {
     int required;
 };
 
-/* --- errors ------------------------------------------------------------------------------------------------------- */
-
-static enum status wrong_type(struct reading *g, const char *param, const char *want, const json_t *got)
-{
-    return error_param(g->err, STATUS_BAD_REQUEST, param, "invalid_type", "%s must be %s, not %s", param, want,
-                       json_in_kind(got));
-}
-
-static enum status unsupported(struct reading *g, const char *param, const char *what)
-{
-    return error_param(g->err, STATUS_UNSUPPORTED, param, "unsupported_field", "%s: %s is not supported yet", param,
-                       what);
-}
-
-static enum status no_memory(struct reading *g)
-{
-    return error_set(g->err, STATUS_OUT_OF_MEMORY, "no memory for the request");
-}
-
-static enum status copy(struct reading *g, const json_t *v, struct bytes *out)
-{
-    size_t len = json_string_length(v);
-    char *text = arena_text(&g->r->arena, json_string_value(v), len);
-    if (!text)
-        return no_memory(g);
-    *out = (struct bytes){text, len};
-    return STATUS_OK;
-}
-
-/* --- fields with a shape of their own ----------------------------------------------------------------------------- */
-
-static enum status read_messages(struct reading *g, const char *name, json_t *v)
-{
-    (void)name;
-    g->messages = v;
-    return chat_context_check_messages(v, g->err);
-}
-
-static enum status read_tools(struct reading *g, const char *name, json_t *v)
-{
-    if (!json_is_array(v))
-        return wrong_type(g, name, "an array of tools", v);
-    for (size_t i = 0; i < json_array_size(v); i++) {
-        char param[32];
-        snprintf(param, sizeof param, "tools[%zu]", i);
-        if (!json_is_object(json_array_get(v, i)))
-            return wrong_type(g, param, "an object", json_array_get(v, i));
-    }
-    g->tools = json_array_size(v) ? v : NULL;
-    return STATUS_OK;
-}
-
-/* What templates for retrieval quote; their form is between the client and the template. */
-static enum status read_documents(struct reading *g, const char *name, json_t *v)
-{
-    const json_t *document;
-    size_t i;
-    if (!json_is_array(v))
-        return wrong_type(g, name, "an array of objects", v);
-    json_array_foreach(v, i, document)
-        if (!json_is_object(document)) {
-            char param[64];
-            snprintf(param, sizeof param, "%s[%zu]", name, i);
-            return wrong_type(g, param, "an object", document);
-        }
-    g->documents = json_array_size(v) ? v : NULL;
-    return STATUS_OK;
-}
-
-/* Tools may be shown to the model; that it must call one needs a grammar. */
-static enum status read_tool_choice(struct reading *g, const char *name, json_t *v)
-{
-    if (json_is_object(v))
-        return unsupported(g, name, "a forced tool");
-    if (!json_is_string(v))
-        return wrong_type(g, name, "a string or an object", v);
-    const char *choice = json_string_value(v);
-    if (strcmp(choice, "required") == 0)
-        return unsupported(g, name, "a forced tool");
-    if (strcmp(choice, "auto") && strcmp(choice, "none"))
-        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value",
-                           "tool_choice: '%.40s' is not allowed; auto, none or required is", choice);
-    g->tools_off = strcmp(choice, "none") == 0;
-    return STATUS_OK;
-}
-
-static enum status read_kwargs(struct reading *g, const char *name, json_t *v)
-{
-    if (!json_is_object(v))
-        return wrong_type(g, name, "an object", v);
-    g->kwargs = v;
-    return STATUS_OK;
-}
-
-static enum status read_response_format(struct reading *g, const char *name, json_t *v)
-{
-    if (!json_is_object(v))
-        return wrong_type(g, name, "an object", v);
-    const json_t *type = json_object_get(v, "type");
-    const char *text = json_is_string(type) ? json_string_value(type) : "";
-    if (strcmp(text, "text") == 0)
-        return STATUS_OK;
-    if (strcmp(text, "json_object") == 0 || strcmp(text, "json_schema") == 0)
-        return unsupported(g, name, "constrained output");
-    return error_param(g->err, STATUS_BAD_REQUEST, "response_format.type", "invalid_value",
-                       "response_format.type must be text, json_object or json_schema");
-}
-
-static enum status read_modalities(struct reading *g, const char *name, json_t *v)
-{
-    if (!json_is_array(v))
-        return wrong_type(g, name, "an array of strings", v);
-    for (size_t i = 0; i < json_array_size(v); i++) {
-        const json_t *m = json_array_get(v, i);
-        if (!json_is_string(m))
-            return wrong_type(g, name, "an array of strings", m);
-        if (strcmp(json_string_value(m), "text"))
-            return unsupported(g, name, "output other than text");
-    }
-    return STATUS_OK;
-}
-
-/* A token id as a key: digits as they are written, so that no two keys mean the same id. */
-static int id_of_key(const char *key, size_t len, uint32_t *out)
-{
-    uint64_t id = 0;
-    if (len == 0 || len > 10 || (key[0] == '0' && len > 1))
-        return 0;
-    for (size_t i = 0; i < len; i++) {
-        if (key[i] < '0' || key[i] > '9')
-            return 0;
-        id = id * 10 + (uint64_t)(key[i] - '0');
-    }
-    *out = (uint32_t)id;
-    return id <= ID_MAX;
-}
-
-static enum status read_bias(struct reading *g, const char *name, const char *key, const json_t *v, struct logit_bias *out)
-{
-    double bias = json_number_value(v);
-    if (!id_of_key(key, strlen(key), &out->id))
-        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "%s: '%.20s' is no token id", name, key);
-    if (!json_is_number(v))
-        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_type", "%s of token %u must be a number, not %s", name,
-                           out->id, json_in_kind(v));
-    if (!(bias >= -100 && bias <= 100))
-        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "%s of token %u: %g is not allowed; -100 to 100 is",
-                           name, out->id, bias);
-    out->bias = (float)bias;
-    return STATUS_OK;
-}
-
-static enum status read_logit_bias(struct reading *g, const char *name, json_t *v)
-{
-    struct generate_request *q = &g->r->generate;
-    const char *key;
-    json_t *bias;
-    if (!json_is_object(v))
-        return wrong_type(g, name, "an object", v);
-    if (json_object_size(v) > MAX_BIASES)
-        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "%s holds %zu tokens; at most %d are allowed", name,
-                           json_object_size(v), MAX_BIASES);
-    struct logit_bias *all = arena_array(&g->r->arena, json_object_size(v) + 1, sizeof *all);
-    if (!all)
-        return no_memory(g);
-    q->bias = all;
-    json_object_foreach(v, key, bias)
-        TRY(read_bias(g, name, key, bias, &all[q->n_bias++]));
-    return STATUS_OK;
-}
-
-/* A field that only other servers have built: its presence with any value asks for something that would be a guess. */
-static enum status read_unbuilt(struct reading *g, const char *name, json_t *v)
-{
-    (void)v;
-    return unsupported(g, name, "this field");
-}
-
-static enum status read_suffix(struct reading *g, const char *name, json_t *v)
-{
-    if (!json_is_string(v))
-        return wrong_type(g, name, "a string", v);
-    return json_string_length(v) ? unsupported(g, name, "text after the answer") : STATUS_OK;
-}
-
-static enum status read_stream_options(struct reading *g, const char *name, json_t *v)
-{
-    if (!json_is_object(v))
-        return wrong_type(g, name, "an object", v);
-    const json_t *usage = json_object_get(v, "include_usage");
-    if (usage && !json_is_null(usage) && !json_is_boolean(usage))
-        return wrong_type(g, "stream_options.include_usage", "true or false", usage);
-    g->r->include_usage = json_is_true(usage);
-    return STATUS_OK;
-}
-
-static enum status add_stop(struct reading *g, const char *param, const json_t *v)
-{
-    struct generate_request *q = &g->r->generate;
-    if (!json_is_string(v))
-        return wrong_type(g, param, "a string", v);
-    size_t len = json_string_length(v);
-    if (len == 0 || len > MAX_STOP_BYTES)
-        return error_param(g->err, STATUS_BAD_REQUEST, param, "invalid_value",
-                           "%s has %zu bytes; a stop string has 1 to %d", param, len, MAX_STOP_BYTES);
-    return copy(g, v, &q->stop[q->n_stops++]);
-}
-
-static enum status read_stop(struct reading *g, const char *name, json_t *v)
-{
-    if (json_is_string(v))
-        return add_stop(g, name, v);
-    if (!json_is_array(v))
-        return wrong_type(g, name, "a string or an array of strings", v);
-    if (json_array_size(v) > MAX_STOPS)
-        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value",
-                           "stop holds %zu strings; at most %d are allowed", json_array_size(v), MAX_STOPS);
-    for (size_t i = 0; i < json_array_size(v); i++) {
-        char param[32];
-        snprintf(param, sizeof param, "stop[%zu]", i);
-        TRY(add_stop(g, param, json_array_get(v, i)));
-    }
-    return STATUS_OK;
-}
-
-/* A count of tokens of an answer: -1 is "to the end of the context", what is larger than any context is clamped. */
-static enum status read_answer_tokens(struct reading *g, const char *name, json_t *v)
-{
-    int64_t n = json_integer_value(v);
-    if (!json_is_integer(v))
-        return wrong_type(g, name, "a whole number", v);
-    if (n < -1 || n == 0)
-        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value",
-                           "%s: %lld is not allowed; 1 or more is, or -1 for the rest of the context", name,
-                           (long long)n);
-    int64_t *out = strcmp(name, "max_tokens") == 0 ? &g->max_tokens : &g->max_completion_tokens;
-    *out = n > ANSWER_CLAMP ? ANSWER_CLAMP : n;
-    return STATUS_OK;
-}
-
-/* Any 64-bit number; -1 asks for a new one, as llama.cpp's clients do. */
-static enum status read_seed(struct reading *g, const char *name, json_t *v)
-{
-    if (!json_is_integer(v))
-        return wrong_type(g, name, "a whole number", v);
-    g->seed = json_integer_value(v);
-    g->has_seed = g->seed != -1;
-    return STATUS_OK;
-}
-
-/* completions: null or a count of alternatives (0 gives the chosen id's alone); chat: a switch. */
-static enum status read_logprobs(struct reading *g, const char *name, json_t *v)
-{
-    enum { MAX_OF_COMPLETIONS = 5 };
-    if (g->r->endpoint == ENDPOINT_CHAT) {
-        if (!json_is_boolean(v))
-            return wrong_type(g, name, "true or false", v);
-        g->n_logprobs = json_is_true(v) ? 0 : -1;
-        return STATUS_OK;
-    }
-    if (!json_is_integer(v))
-        return wrong_type(g, name, "a whole number", v);
-    g->n_logprobs = json_integer_value(v);
-    if (g->n_logprobs < 0 || g->n_logprobs > MAX_OF_COMPLETIONS)
-        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "%s: %lld is not allowed; 0 to %d is", name,
-                           (long long)g->n_logprobs, MAX_OF_COMPLETIONS);
-    return STATUS_OK;
-}
-
-static enum status read_ids(struct reading *g, const char *name, json_t *v)
-{
-    if (!json_is_array(v))
-        return wrong_type(g, name, "an array of token ids", v);
-    size_t n = json_array_size(v);
-    uint32_t *ids = arena_array(&g->r->arena, n ? n : 1, sizeof *ids);
-    if (!ids)
-        return no_memory(g);
-    for (size_t i = 0; i < n; i++) {
-        const json_t *id = json_array_get(v, i);
-        char param[40];
-        snprintf(param, sizeof param, "%s[%zu]", name, i);
-        if (!json_is_integer(id))
-            return wrong_type(g, param, "a token id", id);
-        if (json_integer_value(id) < 0 || json_integer_value(id) > ID_MAX)
-            return error_param(g->err, STATUS_BAD_REQUEST, param, "invalid_value", "%s: %lld is no token id", param,
-                               (long long)json_integer_value(id));
-        ids[i] = (uint32_t)json_integer_value(id);
-    }
-    g->r->generate.ids = ids;
-    g->r->generate.n_ids = n;
-    return STATUS_OK;
-}
-
-/* A string, an array of ids, or an array of exactly one of these. */
-static enum status read_prompt(struct reading *g, const char *name, json_t *v)
-{
-    struct generate_request *q = &g->r->generate;
-    g->has_prompt = 1;
-    if (json_is_array(v) && (json_is_string(json_array_get(v, 0)) || json_is_array(json_array_get(v, 0)))) {
-        if (json_array_size(v) > 1)
-            return unsupported(g, name, "more than one prompt in a request");
-        v = json_array_get(v, 0);
-    }
-    if (json_is_string(v)) {
-        q->prompt = PROMPT_TEXT;
-        return copy(g, v, &q->text);
-    }
-    if (!json_is_array(v))
-        return wrong_type(g, name, "a string or an array of token ids", v);
-    if (json_array_size(v) == 0)
-        return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value", "prompt is empty");
-    q->prompt = PROMPT_IDS;
-    return read_ids(g, name, v);
-}
-
 /* --- the table ---------------------------------------------------------------------------------------------------- */
 
 #define AT(member) .offset = offsetof(struct reading, member)
@@ -373,66 +43,66 @@ static enum status read_prompt(struct reading *g, const char *name, json_t *v)
 
 /* clang-format off */
 static const struct field fields[] = {
-    {"messages", TEMPLATES, FIELD_SHAPE, .read = read_messages, .required = 1},
-    {"prompt", ENDPOINT_COMPLETION, FIELD_SHAPE, .read = read_prompt, .required = 1},
+    {"messages", TEMPLATES, FIELD_SHAPE, .read = request__read_messages, .required = 1},
+    {"prompt", ENDPOINT_COMPLETION, FIELD_SHAPE, .read = request__read_prompt, .required = 1},
     {"model", GENERATES | TEMPLATES | ENDPOINT_TOKENIZE | ENDPOINT_DETOKENIZE, FIELD_TEXT, 0, 512, AT(model)},
     {"stream", GENERATES, FIELD_BOOL, AT(stream)},
-    {"stream_options", GENERATES, FIELD_SHAPE, .read = read_stream_options},
-    {"max_tokens", GENERATES, FIELD_SHAPE, .read = read_answer_tokens},
-    {"max_completion_tokens", GENERATES, FIELD_SHAPE, .read = read_answer_tokens},
+    {"stream_options", GENERATES, FIELD_SHAPE, .read = request__read_stream_options},
+    {"max_tokens", GENERATES, FIELD_SHAPE, .read = request__read_answer_tokens},
+    {"max_completion_tokens", GENERATES, FIELD_SHAPE, .read = request__read_answer_tokens},
     {"temperature", GENERATES, FIELD_REAL, 0, 100, AT(temperature)},
     {"top_p", GENERATES, FIELD_REAL, 0, 1, AT(top_p)},
     {"top_k", GENERATES, FIELD_INT, -1, MAX_TOP_K, AT(top_k)},
     {"min_p", GENERATES, FIELD_REAL, 0, 1, AT(min_p)},
-    {"seed", GENERATES, FIELD_SHAPE, .read = read_seed},
-    {"stop", GENERATES, FIELD_SHAPE, .read = read_stop},
+    {"seed", GENERATES, FIELD_SHAPE, .read = request__read_seed},
+    {"stop", GENERATES, FIELD_SHAPE, .read = request__read_stop},
     {"ignore_eos", GENERATES, FIELD_BOOL, AT(ignore_eos)},
     {"deadline_ms", GENERATES, FIELD_INT, 0, 2592000000.0, AT(deadline_ms)},
     {"priority", GENERATES, FIELD_CHOICE, AT(priority), .choices = "interactive|batch"},
     {"cache_prompt", GENERATES, FIELD_BOOL, AT(cache_prompt)},
     {"return_token_ids", GENERATES, FIELD_BOOL, AT(return_token_ids)},
     {"user", GENERATES, FIELD_TEXT, 0, 4096, AT(user)},
-    {"chat_template_kwargs", TEMPLATES, FIELD_SHAPE, .read = read_kwargs},
+    {"chat_template_kwargs", TEMPLATES, FIELD_SHAPE, .read = request__read_kwargs},
     {"add_generation_prompt", TEMPLATES, FIELD_BOOL, AT(add_generation_prompt)},
     {"reasoning_effort", TEMPLATES, FIELD_CHOICE, AT(reasoning_effort), .choices = "none|minimal|low|medium|high|xhigh"},
-    {"tools", TEMPLATES, FIELD_SHAPE, .read = read_tools},
-    {"documents", TEMPLATES, FIELD_SHAPE, .read = read_documents},
-    {"tool_choice", TEMPLATES, FIELD_SHAPE, .read = read_tool_choice},
+    {"tools", TEMPLATES, FIELD_SHAPE, .read = request__read_tools},
+    {"documents", TEMPLATES, FIELD_SHAPE, .read = request__read_documents},
+    {"tool_choice", TEMPLATES, FIELD_SHAPE, .read = request__read_tool_choice},
     {"parallel_tool_calls", TEMPLATES, FIELD_BOOL, NEUTRAL(1)},
-    {"response_format", GENERATES, FIELD_SHAPE, .read = read_response_format},
-    {"modalities", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_modalities},
-    {"logprobs", GENERATES, FIELD_SHAPE, .read = read_logprobs},
+    {"response_format", GENERATES, FIELD_SHAPE, .read = request__read_response_format},
+    {"modalities", ENDPOINT_CHAT, FIELD_SHAPE, .read = request__read_modalities},
+    {"logprobs", GENERATES, FIELD_SHAPE, .read = request__read_logprobs},
     {"top_logprobs", ENDPOINT_CHAT, FIELD_INT, 0, MAX_TOP_LOGPROBS, AT(top_logprobs)},
     {"n", GENERATES, FIELD_INT, 1, REQUEST_MAX_CHOICES, AT(n)},
     {"best_of", ENDPOINT_COMPLETION, FIELD_INT, 1, REQUEST_MAX_CHOICES, AT(best_of)},
     {"echo", ENDPOINT_COMPLETION, FIELD_BOOL, NEUTRAL(0)},
-    {"suffix", ENDPOINT_COMPLETION, FIELD_SHAPE, .read = read_suffix},
+    {"suffix", ENDPOINT_COMPLETION, FIELD_SHAPE, .read = request__read_suffix},
     {"frequency_penalty", GENERATES, FIELD_REAL, -2, 2, AT(frequency_penalty)},
     {"presence_penalty", GENERATES, FIELD_REAL, -2, 2, AT(presence_penalty)},
     {"repeat_penalty", GENERATES, FIELD_REAL, 0.01, 100, AT(repeat_penalty)},
     {"repetition_penalty", GENERATES, FIELD_REAL, 0.01, 100, AT(repetition_penalty)},
-    {"repeat_last_n", GENERATES, FIELD_INT, -1, ID_MAX, AT(repeat_last_n)},
+    {"repeat_last_n", GENERATES, FIELD_INT, -1, REQUEST_ID_MAX, AT(repeat_last_n)},
     {"typical_p", GENERATES, FIELD_REAL, 0, 1, AT(typical_p)},
     {"mirostat", GENERATES, FIELD_INT, 0, 2, NEUTRAL(0)},
-    {"logit_bias", GENERATES, FIELD_SHAPE, .read = read_logit_bias},
-    {"functions", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_unbuilt},
-    {"function_call", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_unbuilt},
-    {"audio", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_unbuilt},
-    {"web_search_options", ENDPOINT_CHAT, FIELD_SHAPE, .read = read_unbuilt},
-    {"grammar", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
-    {"json_schema", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
-    {"structured_outputs", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
-    {"guided_json", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
-    {"guided_regex", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
-    {"guided_choice", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
-    {"guided_grammar", GENERATES, FIELD_SHAPE, .read = read_unbuilt},
+    {"logit_bias", GENERATES, FIELD_SHAPE, .read = request__read_logit_bias},
+    {"functions", ENDPOINT_CHAT, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"function_call", ENDPOINT_CHAT, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"audio", ENDPOINT_CHAT, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"web_search_options", ENDPOINT_CHAT, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"grammar", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"json_schema", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"structured_outputs", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"guided_json", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"guided_regex", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"guided_choice", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"guided_grammar", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
     {"content", ENDPOINT_TOKENIZE, FIELD_TEXT, 0, 1e10, AT(content)},
     {"prompt", ENDPOINT_TOKENIZE, FIELD_TEXT, 0, 1e10, AT(content)},
     {"add_special", ENDPOINT_TOKENIZE, FIELD_BOOL, AT(add_special)},
     {"add_special_tokens", ENDPOINT_TOKENIZE, FIELD_BOOL, AT(add_special)},
     {"parse_special", ENDPOINT_TOKENIZE, FIELD_BOOL, AT(parse_special)},
     {"with_pieces", ENDPOINT_TOKENIZE, FIELD_BOOL, NEUTRAL(0)},
-    {"tokens", ENDPOINT_DETOKENIZE, FIELD_SHAPE, .read = read_ids, .required = 1},
+    {"tokens", ENDPOINT_DETOKENIZE, FIELD_SHAPE, .read = request__read_ids, .required = 1},
     {"show_special", ENDPOINT_DETOKENIZE, FIELD_BOOL, AT(show_special)},
 };
 /* clang-format on */
@@ -456,7 +126,7 @@ static enum status read_number(struct reading *g, const struct field *f, const j
     char *slot = f->only == ANY ? (char *)g + f->offset : NULL, text[40];
     double value = json_number_value(v);
     if (f->kind == FIELD_INT ? !json_is_integer(v) : !json_is_number(v))
-        return wrong_type(g, f->name, f->kind == FIELD_INT ? "a whole number" : "a number", v);
+        return request__wrong_type(g, f->name, f->kind == FIELD_INT ? "a whole number" : "a number", v);
     if (json_is_integer(v))
         snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
     else
@@ -473,7 +143,7 @@ static enum status read_number(struct reading *g, const struct field *f, const j
 static enum status read_choice(struct reading *g, const struct field *f, const json_t *v)
 {
     if (!json_is_string(v))
-        return wrong_type(g, f->name, "a string", v);
+        return request__wrong_type(g, f->name, "a string", v);
     const char *value = json_string_value(v);
     size_t n = strlen(value);
     for (const char *p = f->choices; *p;) {
@@ -481,7 +151,7 @@ static enum status read_choice(struct reading *g, const struct field *f, const j
         if (len == n && n == json_string_length(v) && memcmp(p, value, n) == 0) {
             char *text = arena_text(&g->r->arena, value, n);
             *(const char **)(void *)((char *)g + f->offset) = text;
-            return text ? STATUS_OK : no_memory(g);
+            return text ? STATUS_OK : request__no_memory(g);
         }
         p += len + (p[len] == '|');
     }
@@ -502,17 +172,17 @@ static enum status read_field(struct reading *g, const struct field *f, json_t *
         return read_choice(g, f, v);
     case FIELD_BOOL:
         if (!json_is_boolean(v))
-            return wrong_type(g, f->name, "true or false", v);
+            return request__wrong_type(g, f->name, "true or false", v);
         if (f->only == ANY)
             *(int *)(void *)slot = json_is_true(v);
         return check_neutral(g, f, json_is_true(v));
     case FIELD_TEXT:
         if (!json_is_string(v))
-            return wrong_type(g, f->name, "a string", v);
+            return request__wrong_type(g, f->name, "a string", v);
         if ((double)json_string_length(v) > f->max)
             return error_param(g->err, STATUS_BAD_REQUEST, f->name, "invalid_value",
                                "%s has %zu bytes; at most %.0f are allowed", f->name, json_string_length(v), f->max);
-        return copy(g, v, (struct bytes *)(void *)slot);
+        return request__copy(g, v, (struct bytes *)(void *)slot);
     }
     return STATUS_INTERNAL;
 }
@@ -554,7 +224,7 @@ static enum status join_choices(struct reading *g)
         return error_param(g->err, STATUS_BAD_REQUEST, "best_of", "invalid_value", "best_of (%lld) is less than n (%lld)",
                            (long long)best_of, (long long)g->n);
     if (best_of > g->n)
-        return unsupported(g, "best_of", "a choice among more answers than n");
+        return request__unsupported(g, "best_of", "a choice among more answers than n");
     g->r->n = (uint32_t)g->n;
     return STATUS_OK;
 }
