@@ -5,11 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 #include "common/base/check.h"
-#include "common/base/clock.h"
 #include "common/base/rand.h"
 #include "common/model/split.h"
 #include "tests/unit/model/gguf_maker.h"
@@ -232,9 +232,9 @@ static void split_auto_of_the_deepest_model_takes_less_than_a_second(void **stat
     shape.n_layers = 1024;
     struct fixture f = open_shape(&shape);
     struct split s;
-    int64_t start = clock_now_ns();
+    clock_t start = clock(); /* of this process alone: the host may be busy */
     assert_int_equal(split_plan(&f.model, MAX_STAGES, "auto", &s, NULL), STATUS_OK);
-    assert_true(clock_now_ns() - start < NS_PER_S);
+    assert_true(clock() - start < CLOCKS_PER_SEC);
     assert_int_equal(s.first_layer[MAX_STAGES], 1024);
     close_fixture(&f);
 }
