@@ -152,6 +152,23 @@ static void on_model(void *ctx, struct unary_call *call)
         unary_call_model(call, &m);
 }
 
+/* As many as large vocabularies have: piece i is i % 17 bytes of the letter i % 26; the even ones of the first 100 are hidden. */
+static void on_pieces(void *ctx, struct unary_call *call)
+{
+    static uint32_t lengths[FIXTURE_PIECES], hidden[50];
+    static char text[17 * FIXTURE_PIECES];
+    size_t n = 0;
+    for (uint32_t i = 0; i < FIXTURE_PIECES; i++) {
+        lengths[i] = i % 17;
+        memset(text + n, 'a' + (int)(i % 26), lengths[i]);
+        n += lengths[i];
+    }
+    for (uint32_t i = 0; i < 50; i++)
+        hidden[i] = 2 * i;
+    if (!refuses(ctx, call))
+        unary_call_pieces(call, &(struct vocabulary_pieces){{text, n}, lengths, hidden, FIXTURE_PIECES, 50});
+}
+
 static void start_server(struct fixture *f, const char *host_port)
 {
     struct error err;
@@ -161,7 +178,8 @@ static void start_server(struct fixture *f, const char *host_port)
                                     .tokenize = on_tokenize,
                                     .detokenize = on_detokenize,
                                     .apply_template = on_template,
-                                    .get_model = on_model};
+                                    .get_model = on_model,
+                                    .get_pieces = on_pieces};
     assert_int_equal(rpc_server_create(f->loop, &f->server_options, &f->server, &err), STATUS_OK);
     assert_int_equal(inference_service_add(f->server, &svc), STATUS_OK);
     assert_int_equal(rpc_server_listen(f->server, host_port, &err), STATUS_OK);

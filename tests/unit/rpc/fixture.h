@@ -17,6 +17,8 @@
 
 #include "rpc/grpc/inference_api.h"
 
+enum { FIXTURE_PIECES = 262145 };
+
 struct fixture {
     struct rpc_loop *loop;
     struct rpc_server *server;

@@ -91,6 +91,26 @@ static void unary_calls_are_answered(void **state)
     fixture_stop(&f);
 }
 
+static void on_pieces(void *ctx, const struct error *err, const struct vocabulary_pieces *p)
+{
+    (void)ctx;
+    if (p->n)
+        u.model_ok = p->n == FIXTURE_PIECES && p->n_hidden == 50 && p->hidden[49] == 98 && p->lengths[33] == 16 && p->lengths[34] == 0 &&
+                     p->text.data[0] == 'b' && p->text.data[p->text.len - 1] == 'a' + (FIXTURE_PIECES - 1) % 26;
+    done(err);
+}
+
+static void a_large_vocabulary_comes_in_one_piece(void **state)
+{
+    (void)state;
+    setup();
+    assert_int_equal(inference_get_pieces(f.channel, 5000, on_pieces, NULL), STATUS_OK);
+    fixture_wait(&f, &u.n_done, 1, 5000);
+    assert_int_equal(u.err.status, STATUS_OK);
+    assert_true(u.model_ok);
+    fixture_stop(&f);
+}
+
 static void unary_failure_keeps_its_fields(void **state)
 {
     (void)state;
@@ -312,6 +332,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unary_calls_are_answered),
+        cmocka_unit_test(a_large_vocabulary_comes_in_one_piece),
         cmocka_unit_test(unary_failure_keeps_its_fields),
         cmocka_unit_test(taken_port_is_an_error),
         cmocka_unit_test(secret_with_a_space_is_refused),
