@@ -164,11 +164,12 @@ static enum status check_length(const struct sequences *s, const struct sequence
 static void keep_sampler(struct sequence *q, const struct plan *p, const struct plan_op *op)
 {
     q->sampler = op->sampler;
+    q->ids_from = op->length - op->n_ids;
     if (!q->ids)
         return;
     for (uint32_t i = 0; i < op->sampler.n_bias; i++)
         q->bias[i] = plan_bias(p, op, i);
-    memcpy(q->ids + (op->length - op->n_ids), p->words + op->first_id, op->n_ids * sizeof *q->ids);
+    memcpy(q->ids + q->ids_from, p->words + op->first_id, op->n_ids * sizeof *q->ids);
 }
 
 static enum status open_sequence(struct sequences *s, const struct plan *p, const struct plan_op *op, struct error *err)
@@ -212,6 +213,19 @@ static void close_sequence(struct sequences *s, struct sequence *q)
     s->n_open--;
 }
 
+/* A window of ids moves back with the end, and what lies before the first that OPEN brought nobody knows here. */
+static enum status truncate_sequence(struct sequence *q, uint32_t length, struct error *err)
+{
+    const uint32_t n_ids = sampler_history(&q->sampler, length);
+    if (n_ids > 0 && length - n_ids < q->ids_from)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: truncated to %u, its ids are known from %u on",
+                         (unsigned long long)q->seq, length, q->ids_from);
+    if (length < q->ids_from) /* from here on they come with runs */
+        q->ids_from = length;
+    q->length = length;
+    return STATUS_OK;
+}
+
 enum status sequences_apply(struct sequences *s, const struct plan *p, const struct plan_op *op, struct error *err)
 {
     if (op->kind == OP_OPEN) {
@@ -231,7 +245,7 @@ enum status sequences_apply(struct sequences *s, const struct plan *p, const str
         if (op->length > q->length)
             return error_set(err, STATUS_PROTOCOL, "sequence %llu: truncated to %u, its length is %u",
                              (unsigned long long)q->seq, op->length, q->length);
-        q->length = op->length;
+        TRY(truncate_sequence(q, op->length, err));
         break;
     default:
         close_sequence(s, q);

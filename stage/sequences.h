@@ -34,6 +34,7 @@ struct sequence {
     struct sampler_params sampler;
     struct logit_bias *bias; /* [sampler.n_bias]; NULL where nothing is sampled */
     uint32_t *ids;       /* by position, those that the sampler's penalties look at; the same */
+    uint32_t ids_from;   /* the first of them that is known */
     uint64_t run_tick;   /* of its newest run, which was run number last_run of that plan */
     uint32_t last_run;
     uint32_t n_notes;    /* ever made; note i lies at i % max_notes */

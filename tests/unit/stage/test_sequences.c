@@ -418,6 +418,10 @@ static void a_stage_that_samples_knows_the_ids_that_penalties_look_at(void **sta
     }
     assert_int_equal(q->ids[18], 106);
     assert_int_equal(q->ids[19], UINT32_MAX);
+    /* A window of three ids before 15 would begin before the first that is known. */
+    assert_int_equal(apply(&f, &(struct plan_op){.kind = OP_TRUNCATE, .seq = 7, .length = 16}, NULL, &err), STATUS_OK);
+    assert_int_equal(apply(&f, &(struct plan_op){.kind = OP_TRUNCATE, .seq = 7, .length = 15}, NULL, &err), STATUS_PROTOCOL);
+    assert_non_null(strstr(err.message, "known from 13"));
     sequences_destroy(f.s);
     plan_destroy(f.p);
 }
