@@ -19,6 +19,7 @@ static const char *chosen = "one";
 static struct {
     char path[512];
     uint32_t n_vocab, n_layers, n_threads;
+    int is_large; /* each link with one number of stages only */
     struct compute *compute[PIPELINE_MAX_STAGES];
     uint64_t base_seq;                         /* the first sequence of the run has the next number */
     uint64_t digest[N_REQUESTS][N_OUT];        /* of the logits that gave an id */
@@ -114,6 +115,8 @@ static void run_all_ways(void)
     pipeline_close(p);
     for (uint32_t n_stages = 1; n_stages <= most; n_stages++)
         for (enum pipeline_links links = PIPELINE_MEM; links <= PIPELINE_TCP; links++) {
+            if (t.is_large && links != n_stages - 1)
+                continue;
             static const uint32_t pieces[] = {7, 64, 0};
             p = open_pipeline(n_stages, links, 4);
             check_same(reference, run(p, pieces[links]), "stages and link", n_stages, links);
@@ -147,6 +150,7 @@ static void stages_links_pieces_and_company_change_no_bit(void **state)
     char path[512];
     if (strcmp(chosen, "tiny") != 0 && strcmp(chosen, "one") != 0) {
         open_model(real_model_path(chosen));
+        t.is_large = strcmp(chosen, "smollm2") != 0;
         run_all_ways();
         return;
     }
