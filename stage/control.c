@@ -41,12 +41,15 @@ struct control {
 
 /* --- to the coordinator ---------------------------------------------------------------------------------------------------------- */
 
-/* Also without a stream the process ends: no coordinator can use it. The message gets time to leave first. */
+/* Also without a stream the process ends: no coordinator can use it. The message gets time to leave first; a coordinator that has the
+ * stage again within that time, and the same answer, gives it no more. */
 static void remember_fatal(struct control *c, const struct msg_failed *why)
 {
     pthread_mutex_lock(&c->lock);
-    c->fatal = *why;
-    c->fatal_ns = clock_now_ns() + FATAL_FLUSH_MS * NS_PER_MS;
+    if (!c->fatal_ns) {
+        c->fatal = *why;
+        c->fatal_ns = clock_now_ns() + FATAL_FLUSH_MS * NS_PER_MS;
+    }
     pthread_mutex_unlock(&c->lock);
 }
 

@@ -1,7 +1,7 @@
 """Group 8: hostile model files, each to `sluice model` as a user would, and one to a service; all are made here (gguf_maker.py).
 
 Each is refused with exit code 3 and a line that names the field and the byte, in under a second and without 16 MiB more than a sound
-file takes.
+file takes. And a start that finds too little memory.
 """
 import os
 import re
@@ -198,6 +198,10 @@ def fc_57_byte_tokens_dimensions_and_duplicates():
         assert "n_dims" in answers["n_dims 9"].said and "9" in answers["n_dims 9"].said
         a = bed.ask(no_pre.bytes())
         assert a.code == 3 and "no-such-pre" in a.said, a.said
+        no_pre.keys = [(n, t, "no-such-arch" if n == "general.architecture" else v) for n, t, v in no_pre.keys]
+        a = bed.ask(no_pre.bytes())  # everything at once
+        lines = a.said.splitlines()
+        assert a.code == 3 and len(lines) == 2 and "no-such-arch" in lines[0] and "no-such-pre" in lines[1], a.said
         # The lowest id of a text encodes; such a vocabulary may load.
         a = bed.ask(GgufFile.llama(tokens={40: "a", 41: "a"}).bytes())
         assert a.code in (0, 3) and a.seconds < 1 * SLACK, a.said
@@ -216,6 +220,18 @@ def fc_53_a_service_refuses_them_with_one_line_and_its_exit_code():
                 s.wait_exit(3, 30)
                 lines = [line for line in s.log().splitlines() if "hostile.gguf" in line and "byte" in line]
                 assert lines, s.log()
+
+
+@case("full", seconds=60)
+def fc_31_a_start_without_memory_names_what_would_help():
+    with tempfile.TemporaryDirectory(prefix="sluice-gguf-") as folder:
+        path = os.path.join(folder, "small.gguf")
+        with open(path, "wb") as f:
+            f.write(GgufFile.llama().bytes())
+        with Service(stages=1, model=path, mpi=False, wait=False, flags=["--kv-mib", "16000000"]) as s:
+            s.wait_exit(5, 30)
+            said = [line for line in s.log().splitlines() if " error " in line and "needs " in line]
+            assert said and re.search(r"needs 15\d{3}\.\d GiB of [\d.]+ GiB: --kv-mib \d+ or less \(weights ", said[0]), s.log()
 
 
 if __name__ == "__main__":

@@ -249,6 +249,14 @@ static void an_assignment_that_cannot_be_loaded_is_told_and_ends_the_stage(void 
     mini_await(t.coordinator, FROM_STAGE_FAILED, &m);
     assert_int_equal(m.failed.fatal, 1);
     assert_int_equal(m.failed.status, STATUS_OUT_OF_MEMORY);
+    /* A coordinator that assigns it again at once gets the same answer, and no more of the stage's time for that. */
+    for (int n = 0; n < 20; n++) {
+        mini_send(t.coordinator, &assign);
+        usleep(50000);
+    }
+    pthread_mutex_lock(&t.lock);
+    assert_int_equal(t.n_over, 1);
+    pthread_mutex_unlock(&t.lock);
     await_over(STATUS_OUT_OF_MEMORY, "2147483648 blocks");
     stop();
 }
