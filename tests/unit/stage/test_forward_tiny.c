@@ -1,4 +1,4 @@
-/* Whole tiny llamas against a model in doubles that rounds where stage/forward does (tests/lib/plain_model.h). All models against
+/* Whole tiny models against a model in doubles that rounds where stage/forward does (tests/lib/plain_model.h). All models against
  * other implementations: tests/integ/test_quality_tiny.c. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,6 +53,10 @@ static const char *const float_models[] = {"llama-f32", "llama-tied-f32", "llama
 static const char *const block32_models[] = {"llama-q4_0", "llama-q4_1", "llama-q5_0", "llama-q5_1", "llama-q8_0"};
 static const char *const block256_models[] = {"llama-q4_k", "llama-q5_k", "llama-q6_k"};
 
+/* What is special about each: tests/vectors/tiny/README.md. */
+static const char *const other_float_models[] = {"qwen2-f32", "qwen3-f32", "gemma3-f32", "mixtral-f32", "qwen3moe-f32"};
+static const char *const other_models[] = {"qwen2-q4_k_m", "qwen3-q4_0", "gemma3-q8_0", "qwen3moe-q8_0", "qwen3moe-q4_k"};
+
 static void a_plain_model_with_the_same_roundings_gives_the_same_logits(void **state)
 {
     (void)state;
@@ -64,10 +68,20 @@ static void a_plain_model_with_the_same_roundings_gives_the_same_logits(void **s
         check_plain(block256_models[i], PLAIN_KV_F16 | PLAIN_INT8, 5, 1e-4, 0.03);
 }
 
+static void a_plain_model_of_every_other_architecture_gives_the_same_logits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(other_float_models); i++)
+        check_plain(other_float_models[i], PLAIN_KV_F16, 85, 1e-3, 5e-4); /* gemma3: K and V of eight layers are rounded */
+    for (size_t i = 0; i < ARRAY_LEN(other_models); i++)
+        check_plain(other_models[i], PLAIN_KV_F16 | PLAIN_INT8, 5, 1e-4, 0.1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plain_model_with_the_same_roundings_gives_the_same_logits),
+        cmocka_unit_test(a_plain_model_of_every_other_architecture_gives_the_same_logits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
