@@ -516,14 +516,9 @@ def fc_05_several_choices_do_not_wait_for_each_other():
             calls = [(s.call(p := ids(20, 81 + i), 64, stream=stream, key=f"k{i}", n=4), p) for i in range(4)]
             for c, p in calls:
                 c.finish_up(10)
-                if c.status == 200:
-                    assert_choices(c, 4, p, 64)
-                    assert c.ended - began <= 10 * SLACK, c.ended - began
-                else:  # not offered: a clean refusal, at once, that names the field
-                    assert c.status in (400, 501) and c.error["param"] == "n" and c.error["retryable"] is False, c.describe()
-                    assert c.ended - c.started < 0.5 * SLACK, c.ended - c.started
+                assert_choices(c, 4, p, 64)
+                assert c.ended - began <= 10 * SLACK, c.ended - began
             beside.finish_up(20).assert_reference(b, 60)
-            assert len({c.status for c, _ in calls}) == 1
         s.assert_quiet()
         r = totals(s)
         assert r["failed"] == r["cancelled"] == 0, r
