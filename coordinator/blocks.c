@@ -7,42 +7,9 @@
 #include "common/base/error.h"
 #include "coordinator/blocks_impl.h"
 
-/* --- lists ------------------------------------------------------------------------------------------------------------------ */
-
-/* Takes a block out of the list of its state. Live blocks are in none: their links serve the twins. */
-static void leave(struct blocks *b, uint32_t i)
-{
-    struct block *k = &b->block[i];
-    struct blocks_list *l = &b->list[k->state];
-    l->n--;
-    if (k->state == BLOCK_LIVE)
-        return;
-    *(k->prev == NO_BLOCK ? &l->head : &b->block[k->prev].next) = k->next;
-    *(k->next == NO_BLOCK ? &l->tail : &b->block[k->next].prev) = k->prev;
-}
-
-/* Free blocks are a stack, so that the same memory is used again; the others leave as they came. */
-static void enter(struct blocks *b, uint32_t i, enum block_state state)
-{
-    struct block *k = &b->block[i];
-    struct blocks_list *l = &b->list[state];
-    k->state = state;
-    k->next = k->prev = NO_BLOCK;
-    l->n++;
-    if (state == BLOCK_LIVE)
-        return;
-    if (state == BLOCK_FREE)
-        k->next = l->head;
-    else
-        k->prev = l->tail;
-    *(k->next == NO_BLOCK ? &l->tail : &b->block[k->next].prev) = i;
-    *(k->prev == NO_BLOCK ? &l->head : &b->block[k->prev].next) = i;
-}
-
 static void move(struct blocks *b, uint32_t i, enum block_state state)
 {
-    leave(b, i);
-    enter(b, i, state);
+    block_pool_move(&b->pool, i, state);
 }
 
 /* --- twins: live blocks that hold the same as an entry's block ------------------------------------------------------------------
@@ -53,42 +20,43 @@ static void move(struct blocks *b, uint32_t i, enum block_state state)
 
 static void add_twin(struct blocks *b, uint32_t i, uint32_t entry)
 {
-    struct block *k = &b->block[i];
+    struct block *k = &b->pool.block[i];
     k->entry = entry;
     k->prev = NO_BLOCK;
     k->next = b->twins[entry];
     if (k->next != NO_BLOCK)
-        b->block[k->next].prev = i;
+        b->pool.block[k->next].prev = i;
     b->twins[entry] = i;
 }
 
 static void remove_twin(struct blocks *b, uint32_t i)
 {
-    struct block *k = &b->block[i];
-    *(k->prev == NO_BLOCK ? &b->twins[k->entry] : &b->block[k->prev].next) = k->next;
+    struct block *k = &b->pool.block[i];
+    *(k->prev == NO_BLOCK ? &b->twins[k->entry] : &b->pool.block[k->prev].next) = k->next;
     if (k->next != NO_BLOCK)
-        b->block[k->next].prev = k->prev;
+        b->pool.block[k->next].prev = k->prev;
     k->next = k->prev = NO_BLOCK;
 }
 
 static void set_hollow(struct blocks *b, uint32_t i, int hollow)
 {
-    b->n_hollow += (uint32_t)hollow - (uint32_t)b->block[i].hollow;
-    b->block[i].hollow = hollow;
+    b->n_hollow += (uint32_t)hollow - (uint32_t)b->pool.block[i].hollow;
+    b->pool.block[i].hollow = hollow;
 }
 
 /* Its entry stands for it no more. No entry may have that one as its parent. */
 static void leave_map(struct blocks *b, uint32_t i)
 {
-    prefix_map_remove(b->map, b->block[i].entry);
-    b->block[i].entry = NO_ENTRY;
+    window__leave_map(b, b->pool.block[i].entry);
+    prefix_map_remove(b->map, b->pool.block[i].entry);
+    b->pool.block[i].entry = NO_ENTRY;
     set_hollow(b, i, 0);
 }
 
 /* The block loses its last holder: its entry, if another live block holds the same, goes on without it. */
 static void leave_entry_to_twins(struct blocks *b, uint32_t i)
 {
-    struct block *k = &b->block[i];
+    struct block *k = &b->pool.block[i];
     if (k->entry == NO_ENTRY)
         return;
     if (prefix_map_block(b->map, k->entry) != i) {
@@ -107,19 +75,19 @@ static void leave_entry_to_twins(struct blocks *b, uint32_t i)
 
 static void hold(struct blocks *b, uint32_t i)
 {
-    if (b->block[i].n_holders++ == 0)
+    if (b->pool.block[i].n_holders++ == 0)
         move(b, i, BLOCK_LIVE);
 }
 
 /* No tick can touch it any more. */
 static void settle(struct blocks *b, uint32_t i)
 {
-    move(b, i, b->block[i].entry == NO_ENTRY ? BLOCK_FREE : BLOCK_CACHED);
+    move(b, i, b->pool.block[i].entry == NO_ENTRY ? BLOCK_FREE : BLOCK_CACHED);
 }
 
 static void release(struct blocks *b, uint32_t i, uint64_t tick)
 {
-    struct block *k = &b->block[i];
+    struct block *k = &b->pool.block[i];
     if (--k->n_holders > 0)
         return;
     leave_entry_to_twins(b, i);
@@ -136,12 +104,12 @@ static void release(struct blocks *b, uint32_t i, uint64_t tick)
 /* The promise covers it, so there is one. */
 static uint32_t take(struct blocks *b)
 {
-    uint32_t i = b->list[BLOCK_FREE].head;
+    uint32_t i = b->pool.list[BLOCK_FREE].head;
     if (i == NO_BLOCK) {
-        i = b->list[BLOCK_CACHED].head;
+        i = b->pool.list[BLOCK_CACHED].head;
         CHECK(i != NO_BLOCK);
         if (b->o.on_evict)
-            b->o.on_evict(b->o.evict_ctx, i, prefix_map_key(b->map, b->block[i].entry));
+            b->o.on_evict(b->o.evict_ctx, i, prefix_map_key(b->map, b->pool.block[i].entry));
         leave_map(b, i);
         b->n_evicted++;
     }
@@ -151,51 +119,38 @@ static uint32_t take(struct blocks *b)
 
 /* --- life ---------------------------------------------------------------------------------------------------------------------- */
 
-/* Every block free, lowest number on top. */
 static void forget(struct blocks *b, uint32_t n_blocks)
 {
     memset(b->table, 0, b->o.n_slots * sizeof b->table[0]);
-    b->total = n_blocks;
     b->promised = 0;
     b->n_hollow = 0;
     b->retired = 0;
-    for (int s = 0; s < BLOCK_N_STATES; s++)
-        b->list[s] = (struct blocks_list){.head = NO_BLOCK, .tail = NO_BLOCK};
-    for (uint32_t i = n_blocks; i-- > 0;) {
-        b->block[i] = (struct block){.entry = NO_ENTRY};
+    block_pool_forget(&b->pool, n_blocks);
+    for (uint32_t i = 0; i < n_blocks; i++)
         b->twins[i] = NO_BLOCK;
-        enter(b, i, BLOCK_FREE);
-    }
+    window__forget(b, n_blocks);
 }
 
 static enum status make_room(struct blocks *b, uint32_t n_blocks)
 {
-    if (b->block && n_blocks <= b->capacity)
-        return STATUS_OK;
-    struct block *block = malloc((n_blocks + (size_t)1) * sizeof *block);
-    uint32_t *twins = malloc((n_blocks + (size_t)1) * sizeof *twins);
-    if (!block || !twins) {
-        free(block);
-        free(twins);
-        return STATUS_OUT_OF_MEMORY;
+    if (!b->twins || n_blocks > b->twins_capacity) {
+        uint32_t *twins = malloc((n_blocks + (size_t)1) * sizeof *twins);
+        if (!twins)
+            return STATUS_OUT_OF_MEMORY;
+        if (b->pool.total) /* the old pool stands until all memory is there */
+            memcpy(twins, b->twins, b->pool.total * sizeof *twins);
+        free(b->twins);
+        b->twins = twins;
+        b->twins_capacity = n_blocks;
     }
-    for (uint32_t i = 0; i < b->total; i++) { /* the old pool stands until all memory is there */
-        block[i] = b->block[i];
-        twins[i] = b->twins[i];
-    }
-    free(b->block);
-    free(b->twins);
-    b->block = block;
-    b->twins = twins;
-    b->capacity = n_blocks;
-    return STATUS_OK;
+    TRY(block_pool_make_room(&b->pool, n_blocks));
+    return window__make_room(b, n_blocks);
 }
 
 enum status blocks_create(const struct blocks_options *o, struct blocks **out)
 {
     CHECK(o->n_slots >= 1 && o->n_slots <= SLOTS_MAX && o->context >= 1 && o->kv_block >= 1 && o->hash_bits <= 64);
-    if (o->group.kind == KV_STATE)
-        return STATUS_UNSUPPORTED;
+    CHECK(o->window.window == 0 || (o->window.kv_block == o->kv_block && o->window.context == o->context));
     struct blocks *b = calloc(1, sizeof *b + o->n_slots * sizeof b->table[0]);
     if (!b)
         return STATUS_OUT_OF_MEMORY;
@@ -203,8 +158,9 @@ enum status blocks_create(const struct blocks_options *o, struct blocks **out)
     b->per_seq = o->context / o->kv_block + (o->context % o->kv_block != 0);
     b->entries = malloc((size_t)o->n_slots * b->per_seq * sizeof *b->entries);
     b->found = malloc(b->per_seq * sizeof *b->found);
-    b->present = malloc(b->per_seq * sizeof *b->present);
-    enum status s = b->entries && b->found && b->present ? STATUS_OK : STATUS_OUT_OF_MEMORY;
+    enum status s = b->entries && b->found ? STATUS_OK : STATUS_OUT_OF_MEMORY;
+    if (s == STATUS_OK)
+        s = window__create(b);
     if (s == STATUS_OK)
         s = prefix_map_create(o->kv_block, o->hash_key, o->hash_bits, &b->map);
     if (s == STATUS_OK)
@@ -222,11 +178,11 @@ void blocks_destroy(struct blocks *b)
     if (!b)
         return;
     prefix_map_destroy(b->map);
-    free(b->block);
+    block_pool_free(&b->pool);
+    window__destroy(b);
     free(b->twins);
     free(b->entries);
     free(b->found);
-    free(b->present);
     free(b);
 }
 
@@ -241,15 +197,20 @@ enum status blocks_reset(struct blocks *b, uint32_t n_blocks)
 
 void blocks_new_epoch(struct blocks *b)
 {
-    CHECK(b->list[BLOCK_LIVE].n == 0);
+    CHECK(b->pool.list[BLOCK_LIVE].n == 0 && b->window.pool.list[BLOCK_LIVE].n == 0);
     blocks_retire(b, UINT64_MAX);
     b->retired = 0;
 }
 
 void blocks_lose(struct blocks *b)
 {
-    CHECK(b->list[BLOCK_LIVE].n == 0 && b->list[BLOCK_DRAINING].n == 0);
-    for (uint32_t i = b->list[BLOCK_CACHED].head; i != NO_BLOCK; i = b->block[i].next)
+    CHECK(b->pool.list[BLOCK_LIVE].n == 0 && b->pool.list[BLOCK_DRAINING].n == 0);
+    if (b->window.hold) { /* what the upper stages hold of a chain ends with windows that the lower ones would have to refill */
+        CHECK(prefix_map_reset(b->map, b->pool.total) == STATUS_OK); /* it does not grow */
+        forget(b, b->pool.total);
+        return;
+    }
+    for (uint32_t i = b->pool.list[BLOCK_CACHED].head; i != NO_BLOCK; i = b->pool.block[i].next)
         set_hollow(b, i, 1);
 }
 
@@ -274,20 +235,20 @@ uint32_t blocks_needed(const struct blocks *b, uint32_t n_positions)
 
 int blocks_ever_fit(const struct blocks *b, uint32_t n)
 {
-    return n <= b->total && n <= b->per_seq;
+    return n <= b->pool.total && n <= b->per_seq;
 }
 
 /* Hollow blocks that go on behind the first n of b->found, and that nobody else is having read again. They stay hollow to
  * their chain's end: what was entered below them since belongs to twins. */
 static uint32_t look_up_hollow(const struct blocks *b, const struct block_chain *c, uint32_t n, uint32_t most)
 {
-    uint32_t first = n, entry = n ? b->block[b->found[n - 1]].entry : NO_ENTRY;
+    uint32_t first = n, entry = n ? b->pool.block[b->found[n - 1]].entry : NO_ENTRY;
     uint64_t key;
     if (b->n_hollow == 0)
         return 0;
     while (n < most && (entry = prefix_map_find(b->map, entry, c, n, &key)) != NO_ENTRY) {
         uint32_t i = prefix_map_block(b->map, entry);
-        if (!b->block[i].hollow || b->block[i].state != BLOCK_CACHED)
+        if (!b->pool.block[i].hollow || b->pool.block[i].state != BLOCK_CACHED)
             break;
         b->found[n++] = i;
     }
@@ -295,7 +256,7 @@ static uint32_t look_up_hollow(const struct blocks *b, const struct block_chain 
 }
 
 /* Blocks of the chain that can be taken up, at most `most`, in b->found: *n_hollow of them, the last, are hollow. The map keeps
- * whole chains, so what is found has no gaps; what the group makes of it is its own business. */
+ * whole chains of the PAGED group, so what is found has no gaps; it ends where the other group has its window too. */
 static uint32_t look_up(const struct blocks *b, const struct block_chain *c, uint32_t most, uint32_t *n_hollow)
 {
     uint32_t n = 0, entry = NO_ENTRY;
@@ -307,12 +268,11 @@ static uint32_t look_up(const struct blocks *b, const struct block_chain *c, uin
     most = most < b->per_seq ? most : b->per_seq;
     while (n < most && (entry = prefix_map_find(b->map, entry, c, n, &key)) != NO_ENTRY) {
         uint32_t i = prefix_map_block(b->map, entry);
-        if (b->block[i].hollow)
+        if (b->pool.block[i].hollow)
             break;
-        b->present[n] = 1;
         b->found[n++] = i;
     }
-    n = usable_prefix(&b->o.group, 1, b->o.kv_block, (const unsigned char *const[]){b->present}, n);
+    n = window__usable(b, n);
     return n + (*n_hollow = look_up_hollow(b, c, n, most));
 }
 
@@ -327,8 +287,8 @@ static int fits(const struct blocks *b, uint32_t n_found, uint32_t n_reserved)
 {
     uint32_t cached = 0;
     for (uint32_t i = 0; i < n_found; i++)
-        cached += b->block[b->found[i]].state == BLOCK_CACHED;
-    return n_reserved <= b->per_seq && n_reserved - n_found + cached <= blocks_available(b);
+        cached += b->pool.block[b->found[i]].state == BLOCK_CACHED;
+    return window__fits(b, n_reserved, 0) && n_reserved <= b->per_seq && n_reserved - n_found + cached <= blocks_available(b);
 }
 
 /* It is asked again and again for whoever waits: the chain is looked up only where hits decide. */
@@ -337,6 +297,8 @@ int blocks_can_open(const struct blocks *b, const struct block_chain *c, uint32_
     uint32_t most = c && c->n ? (c->n - 1) / b->o.kv_block : 0, room = blocks_available(b);
     if (n_reserved > b->per_seq || (n_reserved > most && n_reserved - most > room))
         return 0; /* not even if all hits were live */
+    if (!window__fits(b, n_reserved, 0))
+        return 0;
     if (n_reserved <= room)
         return 1; /* a hit never needs more than a new block */
     uint32_t n_hollow;
@@ -358,6 +320,7 @@ enum status blocks_open(struct blocks *b, struct slot_ref ref, const struct bloc
     b->table[ref.slot] = (struct table){
         .seq = ref.seq, .n_blocks = n, .n_entered = n, .n_full = n - n_hollow, .n_reserved = n_reserved};
     b->promised += n_reserved - n;
+    window__open(b, &b->table[ref.slot], n);
     *n_cached = n - n_hollow;
     ASSERT(blocks__check_small(b));
     return STATUS_OK;
@@ -376,9 +339,11 @@ enum status blocks_reserve(struct blocks *b, struct slot_ref ref, uint32_t n_res
         return STATUS_SLOT_STALE;
     if (n_reserved <= t->n_reserved)
         return STATUS_OK;
-    if (n_reserved > b->per_seq || n_reserved - t->n_reserved > blocks_available(b))
+    if (n_reserved > b->per_seq || n_reserved - t->n_reserved > blocks_available(b) ||
+        !window__fits(b, n_reserved, t->n_window))
         return STATUS_BLOCKS_BUSY;
     b->promised += n_reserved - t->n_reserved;
+    window__reserve(b, t, n_reserved);
     t->n_reserved = n_reserved;
     ASSERT(blocks__check_small(b));
     return STATUS_OK;
@@ -393,8 +358,10 @@ enum status blocks_grow(struct blocks *b, struct slot_ref ref, uint32_t n_positi
     if (needed > t->n_reserved)
         return STATUS_BLOCKS_BUSY;
     uint32_t taken = 0;
-    for (; t->n_blocks < needed; taken++)
-        entries_of(b, ref.slot)[t->n_blocks++] = take(b);
+    for (; t->n_blocks < needed; taken++) {
+        entries_of(b, ref.slot)[t->n_blocks] = take(b);
+        window__take(b, t, t->n_blocks++);
+    }
     b->promised -= taken;
     *n_new = taken;
     ASSERT(blocks__check_small(b));
@@ -407,19 +374,19 @@ static void publish(struct blocks *b, uint32_t i, uint32_t parent, const struct 
     uint64_t key;
     uint32_t entry = prefix_map_find(b->map, parent, c, index, &key);
     if (entry == NO_ENTRY) {
-        b->block[i].entry = prefix_map_enter(b->map, parent, c, index, key, i);
+        b->pool.block[i].entry = prefix_map_enter(b->map, parent, c, index, key, i);
         return;
     }
     uint32_t other = prefix_map_block(b->map, entry);
-    if (b->block[other].state == BLOCK_LIVE) {
+    if (b->pool.block[other].state == BLOCK_LIVE) {
         add_twin(b, i, entry);
         return;
     }
     set_hollow(b, other, 0);
-    b->block[i].entry = entry;
+    b->pool.block[i].entry = entry;
     prefix_map_move(b->map, entry, i);
-    b->block[other].entry = NO_ENTRY; /* if it drains, it is free after that */
-    if (b->block[other].state == BLOCK_CACHED)
+    b->pool.block[other].entry = NO_ENTRY; /* if it drains, it is free after that */
+    if (b->pool.block[other].state == BLOCK_CACHED)
         move(b, other, BLOCK_FREE);
 }
 
@@ -434,8 +401,10 @@ void blocks_commit(struct blocks *b, struct slot_ref ref, const struct block_cha
         set_hollow(b, table[t->n_full], 0); /* read again */
     for (; t->n_entered < full && t->n_entered < t->n_blocks; t->n_full = ++t->n_entered) {
         uint32_t k = t->n_entered;
-        publish(b, table[k], k ? b->block[table[k - 1]].entry : NO_ENTRY, c, k);
+        publish(b, table[k], k ? b->pool.block[table[k - 1]].entry : NO_ENTRY, c, k);
+        window__publish(b, t, k);
     }
+    window__trim(b, t, c->n);
     ASSERT(blocks__check_small(b));
 }
 
@@ -446,12 +415,19 @@ const uint32_t *blocks_table(const struct blocks *b, struct slot_ref ref, uint32
     return t ? entries_of(b, ref.slot) : NULL;
 }
 
+const uint32_t *blocks_window_table(const struct blocks *b, struct slot_ref ref, uint32_t *first)
+{
+    const struct table *t = find((struct blocks *)b, ref);
+    *first = t ? t->first : 0;
+    return t && b->window.hold ? b->window.entries + (size_t)ref.slot * b->per_seq : NULL;
+}
+
 void blocks_forget(struct blocks *b, struct slot_ref ref)
 {
     struct table *t = find(b, ref);
     while (t && t->n_entered > 0) { /* from the tail on: nobody's beginning leaves before it */
         uint32_t i = entries_of(b, ref.slot)[t->n_entered - 1];
-        const struct block *k = &b->block[i];
+        const struct block *k = &b->pool.block[i];
         if (k->n_holders > 1 || prefix_map_block(b->map, k->entry) != i || b->twins[k->entry] != NO_BLOCK)
             break;
         leave_map(b, i);
@@ -467,7 +443,8 @@ enum status blocks_close(struct blocks *b, struct slot_ref ref, uint64_t tick)
     struct table *t = find(b, ref);
     if (!t)
         return STATUS_SLOT_STALE;
-    ASSERT(b->list[BLOCK_DRAINING].n == 0 || b->block[b->list[BLOCK_DRAINING].tail].tick <= tick);
+    ASSERT(b->pool.list[BLOCK_DRAINING].n == 0 || b->pool.block[b->pool.list[BLOCK_DRAINING].tail].tick <= tick);
+    window__close(b, t, tick); /* while the entries of its blocks are known */
     for (uint32_t i = t->n_blocks; i-- > 0;)
         release(b, entries_of(b, ref.slot)[i], tick);
     b->promised -= t->n_reserved - t->n_blocks;
@@ -478,22 +455,32 @@ enum status blocks_close(struct blocks *b, struct slot_ref ref, uint64_t tick)
 
 void blocks_retire(struct blocks *b, uint64_t tick)
 {
-    const struct blocks_list *draining = &b->list[BLOCK_DRAINING];
+    const struct blocks_list *draining = &b->pool.list[BLOCK_DRAINING];
     if (tick > b->retired)
         b->retired = tick;
-    while (draining->n && b->block[draining->head].tick <= tick)
+    while (draining->n && b->pool.block[draining->head].tick <= tick)
         settle(b, draining->head);
+    window__retire(b);
     ASSERT(blocks__check_small(b));
+}
+
+struct blocks_count blocks_window_counts(const struct blocks *b)
+{
+    const struct window_group *w = &b->window;
+    const struct blocks_list *l = w->pool.list;
+    return (struct blocks_count){.total = w->pool.total, .free = l[BLOCK_FREE].n, .cached = l[BLOCK_CACHED].n,
+                                 .live = l[BLOCK_LIVE].n, .draining = l[BLOCK_DRAINING].n,
+                                 .promised = w->hold ? w->promised - l[BLOCK_LIVE].n : 0, .evicted = w->n_evicted};
 }
 
 struct blocks_count blocks_counts(const struct blocks *b)
 {
-    return (struct blocks_count){.total = b->total, .free = b->list[BLOCK_FREE].n, .cached = b->list[BLOCK_CACHED].n,
-                                 .live = b->list[BLOCK_LIVE].n, .draining = b->list[BLOCK_DRAINING].n,
+    return (struct blocks_count){.total = b->pool.total, .free = b->pool.list[BLOCK_FREE].n, .cached = b->pool.list[BLOCK_CACHED].n,
+                                 .live = b->pool.list[BLOCK_LIVE].n, .draining = b->pool.list[BLOCK_DRAINING].n,
                                  .promised = b->promised, .hollow = b->n_hollow, .evicted = b->n_evicted};
 }
 
 uint32_t blocks_available(const struct blocks *b)
 {
-    return b->list[BLOCK_FREE].n + b->list[BLOCK_CACHED].n - b->promised;
+    return b->pool.list[BLOCK_FREE].n + b->pool.list[BLOCK_CACHED].n - b->promised;
 }

@@ -4,10 +4,14 @@
  *            block, keeps every sequence's block table, and finds what an earlier sequence left: full blocks whose results
  *            are retired are entered in the prefix map, shared by who has the same beginning, and kept when nobody holds
  *            them until room is needed. It does not know tokens, clients or the model: a chain names 64-bit items and a salt.
+ *
+ *            A model whose layers see a window only has blocks of a second group, WINDOW, with numbers of their own
+ *            (common/model/kv_window.h): a sequence has them at its last positions only. "Blocks" without more are those of
+ *            the PAGED group, which every sequence has at all positions. Without windows there is nothing of the other group.
  * Ownership  blocks_create/blocks_destroy. Tables returned are read-only and valid until the next grow, close or reset of
  *            that sequence. A chain is only read during the call.
  * Threading  Engine thread only.
- * Invariants 1. free + cached + live + draining == total.
+ * Invariants 1. free + cached + live + draining == total, in each group.
  *            2. promised <= free + cached: a sequence that was opened can always grow to what it reserved.
  *            3. A block is live exactly while some table holds it, however many do. Nobody writes into a block that the map
  *               has: it is full, and a hit leaves at least one item to be read into a block of one's own.
@@ -15,9 +19,12 @@
  *               that holder only ever reads it (a hit on a draining block of the map).
  *            5. A block of the map whose beginning left the map does not exist: a chain loses its tail first.
  *            6. A hollow block is of the map, and no hit finds it: the lower stages have lost what it holds (blocks_lose). One
- *               sequence at a time takes it up and has it read again; then it is like any other.
- * Errors     BLOCKS_BUSY (nothing taken), SLOT_STALE, UNSUPPORTED (a STATE group: cells are not blocks), OUT_OF_MEMORY
- *            (create, reset; nothing else allocates).
+ *               sequence at a time takes it up and has it read again; then it is like any other. With a WINDOW group there are
+ *               none.
+ *            7. An open sequence has a WINDOW block at every place of its table that a row which is not retired may read; those
+ *               before are free, others', or cached with their place's entry, and evicted apart from it. A prefix is taken up
+ *               only where the window before its end is there.
+ * Errors     BLOCKS_BUSY (nothing taken), SLOT_STALE, OUT_OF_MEMORY (create, reset; nothing else allocates).
  *
  *                open, grow            last close(tick)                  retire(tick)
  *         FREE ------------> LIVE ------------------------> DRAINING -----------------> FREE    (not in the map)
@@ -32,6 +39,7 @@
 #include <stdint.h>
 
 #include "common/base/status.h"
+#include "common/model/kv_window.h"
 #include "coordinator/kv_groups.h"
 #include "coordinator/slots.h"
 
@@ -53,7 +61,7 @@ struct blocks_options {
     uint32_t kv_block;
     uint64_t hash_key;   /* random for each process, so that nobody can make chains that collide */
     uint32_t hash_bits;  /* 0: 64; tests shorten it, and everything stays right */
-    struct kv_group group;
+    struct kv_window window; /* of the same slots, context and kv_block; zero: no WINDOW group */
     /* Told of every cached block before it is given to somebody else (a lower tier saves it); NULL: nobody. key names its
      * content within this process. Must not call back. */
     void (*on_evict)(void *ctx, uint32_t block, uint64_t key);
@@ -75,7 +83,8 @@ enum status blocks_reset(struct blocks *b, uint32_t n_blocks);
 /* A new epoch over the same pool, with every sequence closed: ticks count from 1 again, and nothing drains any more, since
  * the stages have finished or forgotten the ticks of the epoch before. The cache stays. */
 void blocks_new_epoch(struct blocks *b);
-/* The lower stages of the pipeline lost their pools: every block of the map becomes hollow. With every sequence closed. */
+/* The lower stages of the pipeline lost their pools: every block of the map becomes hollow. With every sequence closed. Where
+ * there is a WINDOW group the cache is forgotten instead: all stages read again. */
 void blocks_lose(struct blocks *b);
 
 uint32_t blocks_needed(const struct blocks *b, uint32_t n_positions); /* ceil */
@@ -103,6 +112,8 @@ enum status blocks_grow(struct blocks *b, struct slot_ref ref, uint32_t n_positi
 void blocks_commit(struct blocks *b, struct slot_ref ref, const struct block_chain *c);
 /* NULL and *n = 0 when ref's use has ended. */
 const uint32_t *blocks_table(const struct blocks *b, struct slot_ref ref, uint32_t *n);
+/* The WINDOW block at each place of the same table from *first on; NULL: no such group, or ref's use has ended. */
+const uint32_t *blocks_window_table(const struct blocks *b, struct slot_ref ref, uint32_t *first);
 /* What an open sequence entered leaves the map, as far as nobody else holds it: its chain's salt is its own, and it will not
  * come back. Before its close. */
 void blocks_forget(struct blocks *b, struct slot_ref ref);
@@ -113,6 +124,7 @@ enum status blocks_close(struct blocks *b, struct slot_ref ref, uint64_t tick);
 void blocks_retire(struct blocks *b, uint64_t tick);
 
 struct blocks_count blocks_counts(const struct blocks *b);
+struct blocks_count blocks_window_counts(const struct blocks *b); /* of the WINDOW group; all 0: there is none */
 /* Blocks that a new reservation without hits could have now: free + cached - promised. */
 uint32_t blocks_available(const struct blocks *b);
 

@@ -15,12 +15,12 @@ struct seen {
 static const char *check_list(const struct blocks *b, enum block_state state, struct seen *seen)
 {
     uint32_t n = 0, before = NO_BLOCK;
-    for (uint32_t i = b->list[state].head; i != NO_BLOCK; before = i, i = b->block[i].next) {
-        if (i >= b->total || seen[i].place || b->block[i].state != state || b->block[i].prev != before)
+    for (uint32_t i = b->pool.list[state].head; i != NO_BLOCK; before = i, i = b->pool.block[i].next) {
+        if (i >= b->pool.total || seen[i].place || b->pool.block[i].state != state || b->pool.block[i].prev != before)
             return "a block is in one list, that of its state";
         seen[i].place = ++n;
     }
-    if (before != b->list[state].tail || n != b->list[state].n)
+    if (before != b->pool.list[state].tail || n != b->pool.list[state].n)
         return "the lists have the lengths of their counts";
     return NULL;
 }
@@ -35,14 +35,14 @@ static const char *check_tables(const struct blocks *b, struct seen *seen)
             t->n_full > t->n_entered)
             return "a table has at most what its sequence reserved";
         for (uint32_t i = 0; i < t->n_blocks; i++) {
-            const struct block *k = &b->block[entries[i]];
-            if (entries[i] >= b->total || k->state != BLOCK_LIVE)
+            const struct block *k = &b->pool.block[entries[i]];
+            if (entries[i] >= b->pool.total || k->state != BLOCK_LIVE)
                 return "a block of a table is live";
             if ((k->entry != NO_ENTRY) != (i < t->n_entered))
                 return "the first n_entered blocks of a table have entries";
             if (k->hollow != (i >= t->n_full && i < t->n_entered))
                 return "the first n_full blocks of a table are not hollow, those up to n_entered are";
-            uint32_t above = i ? b->block[entries[i - 1]].entry : NO_ENTRY;
+            uint32_t above = i ? b->pool.block[entries[i - 1]].entry : NO_ENTRY;
             if (k->entry != NO_ENTRY && prefix_map_parent(b->map, k->entry) != above)
                 return "a table's entries are a chain";
             seen[entries[i]].n_holders++;
@@ -54,7 +54,7 @@ static const char *check_tables(const struct blocks *b, struct seen *seen)
 
 static const char *check_block(const struct blocks *b, uint32_t i, const struct seen *seen)
 {
-    const struct block *k = &b->block[i];
+    const struct block *k = &b->pool.block[i];
     int stands = k->entry != NO_ENTRY && prefix_map_block(b->map, k->entry) == i;
     if (k->hollow && (!stands || k->n_holders > 1))
         return "a hollow block is in the map, and one sequence at most has it read again";
@@ -69,14 +69,14 @@ static const char *check_block(const struct blocks *b, uint32_t i, const struct 
     if (stands && k->state != BLOCK_LIVE && b->twins[k->entry] != NO_BLOCK)
         return "an entry with twins is live";
     uint32_t next = k->next;
-    if (k->state == BLOCK_DRAINING && (k->tick <= b->retired || (next != NO_BLOCK && k->tick > b->block[next].tick)))
+    if (k->state == BLOCK_DRAINING && (k->tick <= b->retired || (next != NO_BLOCK && k->tick > b->pool.block[next].tick)))
         return "the draining list is ordered by tick, all to come";
     if (!stands || prefix_map_parent(b->map, k->entry) == NO_ENTRY)
         return NULL;
     uint32_t above = prefix_map_block(b->map, prefix_map_parent(b->map, k->entry));
-    if (b->block[above].state == BLOCK_CACHED && (k->state != BLOCK_CACHED || seen[above].place < seen[i].place))
+    if (b->pool.block[above].state == BLOCK_CACHED && (k->state != BLOCK_CACHED || seen[above].place < seen[i].place))
         return "a tail is evicted before its head";
-    if (b->block[above].state == BLOCK_DRAINING && k->state == BLOCK_LIVE)
+    if (b->pool.block[above].state == BLOCK_DRAINING && k->state == BLOCK_LIVE)
         return "who holds a tail holds its head";
     return NULL;
 }
@@ -85,9 +85,9 @@ static const char *check_map(const struct blocks *b)
 {
     const char *why;
     uint32_t stand = 0, twins = 0, listed = 0, hollow = 0;
-    for (uint32_t i = 0; i < b->total; i++) {
-        uint32_t entry = b->block[i].entry;
-        hollow += b->block[i].hollow != 0;
+    for (uint32_t i = 0; i < b->pool.total; i++) {
+        uint32_t entry = b->pool.block[i].entry;
+        hollow += b->pool.block[i].hollow != 0;
         if (entry == NO_ENTRY)
             continue;
         if (prefix_map_block(b->map, entry) == i)
@@ -95,9 +95,9 @@ static const char *check_map(const struct blocks *b)
         else
             twins++;
     }
-    for (uint32_t i = 0; i < b->total; i++)
-        for (uint32_t k = b->twins[i], before = NO_BLOCK; k != NO_BLOCK; before = k, k = b->block[k].next)
-            if (++listed > twins || b->block[k].entry != i || b->block[k].prev != before)
+    for (uint32_t i = 0; i < b->pool.total; i++)
+        for (uint32_t k = b->twins[i], before = NO_BLOCK; k != NO_BLOCK; before = k, k = b->pool.block[k].next)
+            if (++listed > twins || b->pool.block[k].entry != i || b->pool.block[k].prev != before)
                 return "an entry's twins are in its list";
     if (hollow != b->n_hollow)
         return "the hollow blocks are counted";
@@ -119,14 +119,16 @@ static const char *check_all(const struct blocks *b, struct seen *seen)
             why = check_list(b, (enum block_state)s, seen);
     if (!why)
         why = check_tables(b, seen);
-    for (uint32_t i = 0; i < b->total && !why; i++)
+    for (uint32_t i = 0; i < b->pool.total && !why; i++)
         why = check_block(b, i, seen);
-    return why ? why : check_map(b);
+    if (!why)
+        why = check_map(b);
+    return why ? why : window__check(b);
 }
 
 int blocks__check(const struct blocks *b, const char **why)
 {
-    struct seen *seen = calloc((size_t)b->total + 1, sizeof *seen);
+    struct seen *seen = calloc((size_t)b->pool.total + 1, sizeof *seen);
     *why = seen ? check_all(b, seen) : NULL;
     free(seen);
     return !*why;
@@ -134,5 +136,5 @@ int blocks__check(const struct blocks *b, const char **why)
 
 int blocks__check_small(const struct blocks *b)
 {
-    return b->total > 4096 || blocks__check(b, &(const char *){0});
+    return b->pool.total > 4096 || blocks__check(b, &(const char *){0});
 }

@@ -281,6 +281,14 @@ static void *run(void *arg)
 
 /* --- life --------------------------------------------------------------------------------------------------------------------- */
 
+/* As the stages work it out for themselves from their assignment. */
+static struct kv_window kv_window(const struct engine *e)
+{
+    return kv_window_of(&(struct kv_window){.window = e->o.model->hp.window, .kv_block = (uint32_t)e->o.config->kv_block,
+                                            .slots = e->n_slots, .context = e->context, .max_rows = e->max_rows,
+                                            .ticks = e->window});
+}
+
 static enum status create_tables(struct engine *e, struct error *err)
 {
     const struct config *c = e->o.config;
@@ -307,12 +315,13 @@ static enum status create_tables(struct engine *e, struct error *err)
                                   .context = e->context, .max_rows = e->max_rows};
     memcpy(po.model_hash, e->o.model->hash, sizeof po.model_hash);
     struct blocks_options bo = {.n_slots = e->n_slots, .context = e->context, .kv_block = (uint32_t)c->kv_block,
-                                .hash_bits = e->o.hash_bits, .group = {.kind = KV_PAGED}};
+                                .hash_bits = e->o.hash_bits, .window = kv_window(e)};
     if (getrandom(&bo.hash_key, sizeof bo.hash_key, 0) != sizeof bo.hash_key ||
         getrandom(e->hash_key, sizeof e->hash_key, 0) != sizeof e->hash_key)
         return error_set(err, STATUS_IO, "no random keys for names and the prefix map");
-    uint32_t per_sequence = (e->context + (uint32_t)c->kv_block - 1) / (uint32_t)c->kv_block;
-    enum status s = slots_create(e->n_slots, &e->slots);
+    uint32_t n_groups = bo.window.window ? 2 : 1, per_sequence = (e->context + (uint32_t)c->kv_block - 1) / (uint32_t)c->kv_block;
+    e->new_blocks = calloc(2 * (size_t)per_sequence, sizeof *e->new_blocks);
+    enum status s = e->new_blocks ? slots_create(e->n_slots, &e->slots) : STATUS_OUT_OF_MEMORY;
     if (s == STATUS_OK)
         s = blocks_create(&bo, &e->blocks);
     if (s == STATUS_OK)
@@ -324,7 +333,7 @@ static enum status create_tables(struct engine *e, struct error *err)
     if (s == STATUS_OK)
         s = pipeline_create(&po, &e->pipeline);
     if (s == STATUS_OK) /* a tick may open every slot and close every predecessor; its words are ids, new blocks and what OPENs bring */
-        s = plan_create(3 * e->n_slots, e->max_rows, e->max_rows + e->n_slots * per_sequence + PLAN_OPEN_WORDS,
+        s = plan_create(3 * e->n_slots, e->max_rows, e->max_rows + n_groups * e->n_slots * per_sequence + PLAN_OPEN_WORDS,
                         &e->plan);
     if (s != STATUS_OK)
         return error_set(err, s, "the engine's tables cannot be made: %s", status_text(s));
@@ -426,6 +435,7 @@ void engine_destroy(struct engine *e)
     free(e->by_slot);
     free(e->closes);
     free(e->scratch);
+    free(e->new_blocks);
     free(e->snapshot);
     free(e->spare);
     queue_destroy(e->inbox);

@@ -115,6 +115,7 @@ struct engine {
     uint32_t n_closes;
     uint32_t *scratch;             /* [max_rows or context, PLAN_OPEN_WORDS] ids of the run or OPEN being planned */
     uint32_t open_words;           /* of those that have a slot, and whose OPEN is not out: all may be in one plan */
+    uint32_t *new_blocks;          /* [2 * blocks of the context] of the op being planned, where the model has two groups */
     uint32_t n_reading, n_decoding, n_queued, n_parked;
     uint32_t n_preempted;          /* of the parked ones: for want of blocks */
     uint32_t n_quarantined;        /* unfinished requests that are suspected of killing stages */

@@ -169,7 +169,7 @@ void engine__relieve(struct engine *e, int64_t now)
             return; /* those that are starved wait for their clients first */
         if (extend(e, r) == STATUS_OK)
             continue;
-        if (blocks_counts(e->blocks).draining > 0)
+        if (blocks_counts(e->blocks).draining + blocks_window_counts(e->blocks).draining > 0)
             return; /* room comes when their ticks retire */
         struct request *v = victim(e);
         if (!v)

@@ -21,32 +21,51 @@ void engine__opened(struct engine *e, struct request *r)
     r->open_words = 0;
 }
 
-/* The sampler's biases, and the ids before `length` that its penalties look at: nobody else tells the last stage. */
-static enum status add_open(struct engine *e, struct request *r, uint32_t length, const uint32_t *table, uint32_t n)
+/* The last n_new blocks of its table; behind them, where the model has such a group, the WINDOW blocks at these places. */
+static const uint32_t *new_blocks(struct engine *e, const struct request *r, uint32_t n_new, struct plan_op *op)
 {
-    const uint32_t n_ids = sampler_history(&r->sampler, length);
-    const struct plan_op op = {.kind = OP_OPEN, .seq = r->ref.seq, .slot = r->ref.slot, .length = length, .n_blocks = n,
-                               .n_ids = n_ids, .sampler = r->sampler};
-    for (uint32_t i = 0; i < n_ids; i++)
-        e->scratch[i] = engine__id_at(r, length - n_ids + i);
-    return plan_add_open(e->plan, &op, table, e->scratch, r->bias_ids, r->bias_bits);
+    uint32_t n, first;
+    const uint32_t *table = blocks_table(e->blocks, r->ref, &n), *window = blocks_window_table(e->blocks, r->ref, &first);
+    op->n_blocks = n_new;
+    if (!window)
+        return table + n - n_new;
+    first = first > n - n_new ? first : n - n_new;
+    op->n_window = n - first;
+    memcpy(e->new_blocks, table + n - n_new, n_new * sizeof *table);
+    memcpy(e->new_blocks + n_new, window + first, op->n_window * sizeof *window);
+    return e->new_blocks;
+}
+
+/* The sampler's biases, and the ids before its start that its penalties look at: nobody else tells the last stage. */
+static enum status add_open(struct engine *e, struct request *r, struct plan_op *op, const uint32_t *blocks)
+{
+    op->kind = OP_OPEN;
+    op->slot = r->ref.slot;
+    op->sampler = r->sampler;
+    op->n_ids = sampler_history(&r->sampler, op->length);
+    for (uint32_t i = 0; i < op->n_ids; i++)
+        e->scratch[i] = engine__id_at(r, op->length - op->n_ids + i);
+    return plan_add_open(e->plan, op, blocks, e->scratch, r->bias_ids, r->bias_bits);
 }
 
 /* Blocks for the run, and OPEN or APPEND in front of it. */
 static void add_ops(struct engine *e, struct request *r, const struct sched_run *run)
 {
-    uint32_t n_new, n;
+    struct plan_op op = {.kind = OP_APPEND, .seq = r->ref.seq};
+    uint32_t n_new;
     CHECK(blocks_grow(e->blocks, r->ref, run->kv_index + run->n, &n_new) == STATUS_OK);
-    const uint32_t *table = blocks_table(e->blocks, r->ref, &n);
     if (!r->opened) { /* with all that the cache gave */
-        CHECK(add_open(e, r, run->kv_index, table, n) == STATUS_OK);
-        engine__opened(e, r);
-    } else if (n_new) {
-        const struct plan_op op = {.kind = OP_APPEND, .seq = r->ref.seq, .slot = r->ref.slot, .n_blocks = n_new};
-        CHECK(plan_add_op(e->plan, &op, table + n - n_new) == STATUS_OK);
+        blocks_table(e->blocks, r->ref, &n_new);
+        op.length = run->kv_index;
+        r->table_digest = PLAN_DIGEST_START;
+    } else if (!n_new) {
+        return;
     }
-    if (!r->opened || n_new)
-        r->table_digest = plan_table_digest(table, n);
+    const uint32_t *blocks = new_blocks(e, r, n_new, &op);
+    CHECK((r->opened ? plan_add_op(e->plan, &op, blocks) : add_open(e, r, &op, blocks)) == STATUS_OK);
+    r->table_digest = plan_digest_add(r->table_digest, blocks, op.n_blocks + op.n_window);
+    if (!r->opened)
+        engine__opened(e, r);
     r->opened = 1;
 }
 

@@ -140,6 +140,19 @@ static uint32_t count_slots(const struct service_status *s, const char *state)
     return n;
 }
 
+/* The blocks of layers that see a window are another size, and there are others of them: no sums. */
+static void write_window(const struct metrics *m, struct buf *out)
+{
+    if (m->window_blocks.total == 0)
+        return;
+    metrics_text_head(out, NAME "window_blocks", "gauge", "KV blocks of layers that see the last positions only, by state.");
+    labelled(out, NAME "window_blocks", "state", "free", m->window_blocks.free);
+    labelled(out, NAME "window_blocks", "state", "cached", m->window_blocks.cached);
+    labelled(out, NAME "window_blocks", "state", "live", m->window_blocks.live);
+    labelled(out, NAME "window_blocks", "state", "draining", m->window_blocks.draining);
+    one(out, NAME "window_evicted_blocks_total", "counter", "Cached ones given up.", (double)m->window_blocks.evicted);
+}
+
 static void write_tables(const struct service_status *s, struct buf *out)
 {
     static const char *const slot_states[] = {"free", "reading", "decoding"};
@@ -267,6 +280,7 @@ void metrics_write(const struct metrics *m, const struct service_status *s, stru
     write_tokens(m, out);
     write_times(m, out);
     write_tables(s, out);
+    write_window(m, out);
     write_stage_values(m, s, out);
     write_stage_times(m, s, out);
     write_cache(s, out);

@@ -1,5 +1,6 @@
 # The map of KV blocks alone: the test pipeline uses it too (tests/lib).
-sluice_library(sluice_blocks SOURCES blocks.c blocks_check.c prefix_map.c kv_groups.c DEPS sluice_base)
+sluice_library(sluice_blocks SOURCES blocks.c blocks_window.c blocks_check.c blocks_window_check.c block_pool.c prefix_map.c kv_groups.c
+  DEPS sluice_model sluice_base)
 
 # What decides, without threads, sockets or clocks: the engine's parts that tests and the simulation run alone.
 sluice_library(sluice_planner

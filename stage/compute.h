@@ -20,6 +20,7 @@
 
 struct tick_row {
     const uint32_t *blocks; /* the sequence's block table */
+    const uint32_t *window_blocks; /* the same of the WINDOW group, by place: those that a row reads; NULL: no such group */
     uint32_t position;
     uint32_t id;            /* stage 0 only: token */
     uint64_t seq;

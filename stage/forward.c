@@ -92,7 +92,7 @@ static void project_qkv(struct pass *p, uint32_t layer, const struct kv_view *kv
     add_bias(p, f->v, lw->vec[LAYER_ATTN_V_BIAS], c.n, n_kv, mirrored);
     head_norm(p, f->k, lw->vec[LAYER_ATTN_K_NORM], c.n, hp->n_kv_heads, mirrored);
     rope(p, angles, c, f->k, hp->n_kv_heads, mirrored);
-    f->ops->kv_store(kv, f->kv_rows + c.row0, f->k, f->v, c.n, mirrored, p->n_threads);
+    f->ops->kv_store(kv, p->kv_rows + c.row0, f->k, f->v, c.n, mirrored, p->n_threads);
     barrier(p);
 }
 
@@ -104,7 +104,7 @@ static const float *attend(struct pass *p, uint32_t layer, const struct kv_view 
     const struct layer_weights *lw = &f->w->layers[layer];
     const struct weight *w = &lw->mat[LAYER_ATTN_OUT];
     uint32_t window = model_layer_window(f->w->model, f->w->first_layer + layer);
-    f->ops->attention(kv, f->kv_rows + c.row0, f->q, f->att, c.n, hp->n_heads, hp->attention_scale, window, hp->attn_softcap,
+    f->ops->attention(kv, p->kv_rows + c.row0, f->q, f->att, c.n, hp->n_heads, hp->attention_scale, window, hp->attn_softcap,
                       f->attention_scratch, p->thread, p->n_threads);
     barrier(p);
     f->ops->acts_rows(p->acts, f->att, c.n, hp->n_heads * hp->head_dim, wants_int8(w), p->row_thread, p->row_threads);
@@ -150,6 +150,7 @@ static void run_layer(struct pass *p, uint32_t layer)
 {
     struct forward *f = p->f;
     struct kv_view kv = kv_pool_view(f->pool, layer);
+    p->kv_rows = kv_pool_is_window(f->pool, layer) ? f->window_rows : f->kv_rows;
     int is_end = layer + 1 == f->w->end_layer - f->w->first_layer && f->w->has_head;
     uint32_t n_rows = p->tick->n_rows, step = is_end ? LAST_ROWS : f->step;
     for (uint32_t row0 = 0; row0 < n_rows; row0 += step) {
@@ -308,6 +309,8 @@ void forward_run(struct forward *f, struct tick *t, atomic_uint_fast64_t *progre
     f->step = choose_step(f, t->n_rows);
     for (uint32_t r = 0; r < t->n_rows; r++) {
         f->kv_rows[r] = (struct kv_row){.blocks = t->rows[r].blocks, .position = t->rows[r].position};
+        if (f->window_rows)
+            f->window_rows[r] = (struct kv_row){.blocks = t->rows[r].window_blocks, .position = t->rows[r].position};
         f->positions[r] = t->rows[r].position;
         f->ids[r] = t->rows[r].id;
     }

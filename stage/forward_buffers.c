@@ -111,6 +111,8 @@ static void carve_all(struct forward *f, struct carving *c)
             f->angles[t] = carve_rows(c, rows, hp->n_rot);
     f->attention_scratch = carve(c, f->ops->attention_bytes(chunk, hp->n_heads, hp->head_dim, f->n_threads), LINE);
     f->kv_rows = carve(c, rows * sizeof *f->kv_rows, LINE);
+    if (hp->window)
+        f->window_rows = carve(c, rows * sizeof *f->window_rows, LINE);
     f->positions = carve(c, rows * sizeof *f->positions, LINE);
     f->ids = carve(c, rows * sizeof *f->ids, LINE);
     f->last_sampled = carve(c, rows / LAST_ROWS + 1, LINE);

@@ -77,6 +77,7 @@ struct forward {
     struct logit_peak *peaks; /* [head_rows][n_threads] */
     uint8_t *attention_scratch;
     struct kv_row *kv_rows;  /* [max_rows] */
+    struct kv_row *window_rows; /* [max_rows] the same by the tables of layers with a window; only where there are such */
     uint32_t *positions, *ids; /* [max_rows] */
     uint8_t *last_sampled;   /* [max_rows / LAST_ROWS + 1] does this chunk of the last layer hold a sampled row */
     struct own *own;         /* [n_threads] */
@@ -94,6 +95,7 @@ struct pass {
     struct acts *acts;
     float *x;          /* [n_rows][n_embd] of the tick */
     const float *down; /* [n_rows][n_embd] what the last block of the layer adds to it */
+    const struct kv_row *kv_rows; /* [n_rows] of the layer's group */
 };
 
 /* The rows that follow each other in one step of a layer. */

@@ -20,7 +20,7 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-enum { KV_VERSION = 1 };
+enum { KV_VERSION = 2 };
 
 static const char magic[8] = {'S', 'L', 'U', 'I', 'C', 'E', 'K', 'V'};
 
@@ -43,14 +43,52 @@ struct kv_header {
 
 _Static_assert(sizeof(struct kv_header) <= KV_HEADER_BYTES, "the header is one page");
 
+struct kv_shape kv_shape_of(const struct model *m, const struct msg_assign *a)
+{
+    const struct hparams *hp = &m->hp;
+    struct kv_shape s = {.n_layers = a->end_layer - a->first_layer, .n_kv_heads = hp->n_kv_heads, .head_dim = hp->head_dim,
+                         .block_positions = a->kv_block};
+    s.window = kv_window_of(&(struct kv_window){.window = hp->window, .kv_block = a->kv_block, .slots = a->slots,
+                                                .context = a->context, .max_rows = a->max_rows, .ticks = a->window});
+    for (uint32_t l = 0; s.window.window && l < s.n_layers; l++)
+        if (model_layer_window(m, a->first_layer + l))
+            s.window_layers[l / 32] |= 1u << l % 32;
+    return s;
+}
+
 size_t kv_layer_bytes(const struct kv_shape *s)
 {
     return (size_t)s->n_kv_heads * 4 * s->head_dim * s->block_positions;
 }
 
+static int is_window(const struct kv_shape *s, uint32_t layer)
+{
+    return s->window_layers[layer / 32] >> layer % 32 & 1;
+}
+
+/* Of the layers before this one. */
+static uint32_t n_window_layers(const struct kv_shape *s, uint32_t layer)
+{
+    uint32_t n = 0, words = s->window.window ? layer / 32 : 0;
+    for (uint32_t i = 0; i < words; i++)
+        n += (uint32_t)__builtin_popcount(s->window_layers[i]);
+    return layer % 32 ? n + (uint32_t)__builtin_popcount(s->window_layers[layer / 32] << (32 - layer % 32)) : n;
+}
+
 size_t kv_block_bytes(const struct kv_shape *s)
 {
-    return s->n_layers * kv_layer_bytes(s);
+    return (s->n_layers - n_window_layers(s, s->n_layers)) * kv_layer_bytes(s);
+}
+
+size_t kv_window_block_bytes(const struct kv_shape *s)
+{
+    return n_window_layers(s, s->n_layers) * kv_layer_bytes(s);
+}
+
+uint64_t kv_pool_bytes(const struct kv_shape *s, uint64_t n)
+{
+    uint32_t paged = n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+    return n * kv_block_bytes(s) + (uint64_t)kv_window_blocks(&s->window, paged) * kv_window_block_bytes(s);
 }
 
 uint64_t kv_fd_resident(int fd)
@@ -84,7 +122,7 @@ uint32_t kv_pool_kept_blocks(int fd, const struct kv_meaning *m)
     if (fd < 0 || pread(fd, &h, sizeof h, 0) != sizeof h || identity_differs(&h.identity, h.identity_crc, m) ||
         fstat(fd, &st) != 0)
         return 0;
-    const uint64_t bytes = KV_HEADER_BYTES + h.identity.n_blocks * (uint64_t)kv_block_bytes(&m->shape);
+    const uint64_t bytes = KV_HEADER_BYTES + kv_pool_bytes(&m->shape, h.identity.n_blocks);
     return (uint64_t)st.st_size == bytes ? h.identity.n_blocks : 0;
 }
 
@@ -162,7 +200,7 @@ static enum status size_file(int fd, size_t bytes, int keep, struct error *err)
 
 static enum status map(const struct kv_options *o, int fd, struct kv_pool *p, struct error *err)
 {
-    const size_t bytes = o->n_blocks * kv_block_bytes(&o->meaning.shape), whole = KV_HEADER_BYTES + bytes;
+    const size_t bytes = kv_pool_bytes(&o->meaning.shape, o->n_blocks), whole = KV_HEADER_BYTES + bytes;
     p->kept = kv_pool_kept_blocks(o->fd, &o->meaning) == o->n_blocks;
     TRY(size_file(fd, whole, p->kept, err));
     uint8_t *at = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -174,6 +212,7 @@ static enum status map(const struct kv_options *o, int fd, struct kv_pool *p, st
     }
     p->shape = o->meaning.shape;
     p->n_blocks = o->n_blocks;
+    p->n_window = kv_window_blocks(&o->meaning.shape.window, o->n_blocks);
     p->header = (struct kv_header *)(void *)at;
     p->data = at + KV_HEADER_BYTES;
     p->bytes = bytes;
@@ -233,12 +272,19 @@ void kv_pool_close(struct kv_pool *p)
 
 struct kv_view kv_pool_view(const struct kv_pool *p, uint32_t layer)
 {
+    const int window = is_window(&p->shape, layer);
+    const uint32_t before = n_window_layers(&p->shape, layer);
     return (struct kv_view){
-        .pool = p->data,
-        .block_stride = kv_block_bytes(&p->shape),
-        .layer_offset = layer * kv_layer_bytes(&p->shape),
+        .pool = window ? p->data + p->n_blocks * kv_block_bytes(&p->shape) : p->data,
+        .block_stride = window ? kv_window_block_bytes(&p->shape) : kv_block_bytes(&p->shape),
+        .layer_offset = (window ? before : layer - before) * kv_layer_bytes(&p->shape),
         .block_positions = p->shape.block_positions,
         .n_kv_heads = p->shape.n_kv_heads,
         .head_dim = p->shape.head_dim,
     };
+}
+
+int kv_pool_is_window(const struct kv_pool *p, uint32_t layer)
+{
+    return is_window(&p->shape, layer);
 }

@@ -26,8 +26,29 @@ static uint64_t less(uint64_t a, uint64_t b)
 /* More than there can be where the product has no end. */
 static uint64_t kv_bytes(const struct memory_needs *n, uint64_t blocks)
 {
-    uint64_t bytes;
-    return __builtin_mul_overflow(blocks, n->block_bytes, &bytes) || bytes > UINT64_MAX / 4 ? UINT64_MAX / 4 : bytes;
+    const uint64_t n_window = kv_window_blocks(&n->window, blocks < UINT32_MAX ? (uint32_t)blocks : UINT32_MAX);
+    uint64_t bytes, window_bytes;
+    if (__builtin_mul_overflow(blocks, n->block_bytes, &bytes) ||
+        __builtin_mul_overflow(n_window, n->window_block_bytes, &window_bytes) || bytes > UINT64_MAX / 8 ||
+        window_bytes > UINT64_MAX / 8)
+        return UINT64_MAX / 4;
+    return bytes + window_bytes;
+}
+
+/* The most blocks that so many bytes hold. Blocks of both kinds grow together, but not in step. */
+static uint64_t blocks_in(const struct memory_needs *n, uint64_t bytes)
+{
+    if (!n->window.window)
+        return bytes / n->block_bytes;
+    uint64_t low = 0, high = MAX_BLOCKS;
+    while (low < high) {
+        const uint64_t middle = low + (high - low + 1) / 2;
+        if (kv_bytes(n, middle) <= bytes)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
 }
 
 /* Bytes that KV may take: what is left, and where nobody has said how much it shall be at most half of what is free. What a
@@ -47,11 +68,11 @@ static uint64_t choose_blocks(const struct memory_needs *n)
     if (n->asked_blocks)
         return n->asked_blocks;
     if (n->asked_kv_bytes)
-        return n->asked_kv_bytes / n->block_bytes;
+        return blocks_in(n, n->asked_kv_bytes);
     const uint64_t per_slot = memory_plan_per_slot(n), all = n->slots * per_slot;
     if (n->kept_blocks >= per_slot && n->kept_blocks <= all)
         return n->kept_blocks;
-    const uint64_t room = less(all, room_for_kv(n) / n->block_bytes);
+    const uint64_t room = less(all, blocks_in(n, room_for_kv(n)));
     return room < per_slot ? per_slot : room; /* one must fit */
 }
 
@@ -79,10 +100,10 @@ struct advice {
 
 static void advise_kv(const struct memory_needs *n, struct advice *a)
 {
-    const uint64_t blocks = room_for_kv(n) / n->block_bytes, mib = blocks * n->block_bytes >> 20;
+    const uint64_t blocks = blocks_in(n, room_for_kv(n)), mib = kv_bytes(n, blocks) >> 20;
     if (n->asked_blocks && blocks)
         ADVISE(a, "--kv-blocks %" PRIu64 " or fewer", blocks);
-    else if (!n->asked_blocks && n->asked_kv_bytes && mib << 20 >= n->block_bytes)
+    else if (!n->asked_blocks && n->asked_kv_bytes && mib << 20 >= kv_bytes(n, 1))
         ADVISE(a, "--kv-mib %" PRIu64 " or less", mib);
     else if (!n->asked_blocks && !n->asked_kv_bytes && blocks * n->kv_block >= MIN_CONTEXT && blocks < memory_plan_per_slot(n))
         ADVISE(a, "--context %" PRIu64 " or less", blocks * n->kv_block);
@@ -93,7 +114,7 @@ static void advise_rows(const struct memory_needs *n, struct advice *a)
     struct memory_needs fewer = *n;
     const uint64_t least = n->slots > MIN_ROWS ? n->slots : MIN_ROWS;
     for (uint64_t rows = n->max_rows / 2; n->buffers_of && rows >= least; rows /= 2) {
-        fewer.max_rows = (uint32_t)rows;
+        fewer.max_rows = fewer.window.max_rows = (uint32_t)rows;
         fewer.buffers = n->buffers_of(n->buffers_ctx, fewer.max_rows);
         if (fits(&fewer, choose_blocks(&fewer))) {
             ADVISE(a, "--max-rows %" PRIu64 " or fewer", rows);
@@ -112,6 +133,7 @@ static void advise_stages(const struct memory_needs *n, struct advice *a)
             continue;
         part.weights = (n->weights - n->head) / n->n_layers * layers + n->head;
         part.block_bytes = n->block_bytes / n->n_layers * layers;
+        part.window_block_bytes = n->window_block_bytes / n->n_layers * layers;
         part.kept_blocks = part.held_bytes = 0;
         if (fits(&part, choose_blocks(&part))) {
             ADVISE(a, "%u stages instead of %u, the further ones on other machines", stages, n->n_stages);
@@ -154,7 +176,7 @@ enum status memory_plan_make(const struct memory_needs *n, struct memory_plan *o
     const uint64_t blocks = choose_blocks(n);
     if (blocks == 0 || blocks > MAX_BLOCKS)
         return error_set(err, STATUS_OUT_OF_MEMORY, "a KV pool of %" PRIu64 " blocks of %s cannot be: --kv-mib %" PRIu64 " at least",
-                         blocks, memory_print(n->block_bytes).text, (n->block_bytes + (1 << 20) - 1) >> 20);
+                         blocks, memory_print(kv_bytes(n, 1)).text, (kv_bytes(n, 1) + (1 << 20) - 1) >> 20);
     if (!fits(n, blocks))
         return refuse(n, blocks, err);
     *out = (struct memory_plan){.n_blocks = (uint32_t)blocks, .kv = kv_bytes(n, blocks), .total = total_bytes(n, blocks)};

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "common/base/error.h"
+#include "common/model/kv_window.h"
 
 /* Besides what is planned: stacks, tables, links, the allocator. */
 enum { MEMORY_PLAN_SLACK = 32 << 20 };
@@ -28,7 +29,10 @@ struct memory_needs {
     uint64_t (*buffers_of)(const void *ctx, uint32_t max_rows); /* buffers of shorter ticks */
     const void *buffers_ctx;
     uint32_t max_rows, slots, context, kv_block;
-    uint64_t block_bytes;            /* of one KV block over the stage's layers */
+    uint64_t block_bytes;            /* of one KV block over the stage's layers; 0: all of them have a window */
+    struct kv_window window;         /* of layers that see a window, and have blocks of their own: as many as follow from the
+                                      * number of the others. Zero: none */
+    uint64_t window_block_bytes;     /* of one of these */
     uint64_t asked_blocks, asked_kv_bytes; /* --kv-blocks, --kv-mib; 0: a context for every slot, as far as there is room */
     uint64_t free;                   /* 0: not known, so everything fits */
     uint64_t most_kv;                /* of a pool whose size nobody has said; 0: half of free */

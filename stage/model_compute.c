@@ -94,8 +94,7 @@ static struct kv_meaning kv_meaning(const struct model_compute *m, const struct 
     snprintf(k.profile, sizeof k.profile, "%s", ops_numerics_profile());
     k.first_layer = a->first_layer;
     k.end_layer = a->end_layer;
-    k.shape = (struct kv_shape){.n_layers = a->end_layer - a->first_layer, .n_kv_heads = m->model.hp.n_kv_heads,
-                                .head_dim = m->model.hp.head_dim, .block_positions = a->kv_block};
+    k.shape = kv_shape_of(&m->model, a);
     return k;
 }
 
@@ -129,7 +128,8 @@ static enum status plan_memory(struct model_compute *m, const struct msg_assign 
         .model_layers = m->model.hp.n_layers, .weights = m->weights.memory_bytes, .head = head_bytes(m),
         .buffers = buffers_of(m, a->max_rows), .buffers_of = buffers_of, .buffers_ctx = m,
         .max_rows = a->max_rows, .slots = a->slots, .context = a->context, .kv_block = a->kv_block,
-        .block_bytes = kv_block_bytes(&p->meaning.shape), .asked_blocks = a->n_blocks, .asked_kv_bytes = a->kv_bytes,
+        .block_bytes = kv_block_bytes(&p->meaning.shape), .window = p->meaning.shape.window,
+        .window_block_bytes = kv_window_block_bytes(&p->meaning.shape), .asked_blocks = a->n_blocks, .asked_kv_bytes = a->kv_bytes,
         .free = free_bytes(m), .most_kv = m->memory_bytes ? 0 : m->share_bytes / 2,
         .kept_blocks = kv_pool_kept_blocks(m->kv_fd, &p->meaning), .held_bytes = kv_fd_resident(m->kv_fd)};
     TRY(memory_plan_make(&needs, &p->memory, err));
@@ -139,11 +139,18 @@ static enum status plan_memory(struct model_compute *m, const struct msg_assign 
     return STATUS_OK;
 }
 
+/* Warm ticks need no room behind a window: one table for all layers. */
+static struct kv_shape without_window(const struct kv_shape *shape)
+{
+    return (struct kv_shape){.n_layers = shape->n_layers, .n_kv_heads = shape->n_kv_heads, .head_dim = shape->head_dim,
+                             .block_positions = shape->block_positions};
+}
+
 /* Fills m->costs: as an earlier process measured them where it left its pool, else by warm ticks. */
 static enum status find_costs(struct model_compute *m, const struct msg_assign *a, const struct kv_shape *shape,
                               struct kv_costs *c, struct error *err)
 {
-    const struct calibrate_options co = {.forward = m->forward, .weights = &m->weights, .kv = *shape,
+    const struct calibrate_options co = {.forward = m->forward, .weights = &m->weights, .kv = without_window(shape),
                                          .max_rows = a->max_rows, .slots = a->slots, .context = a->context};
     memset(c, 0, sizeof *c);
     c->max_rows = a->max_rows;
@@ -200,6 +207,9 @@ static enum status take_all(struct model_compute *m, const struct msg_assign *a,
     TRY(open_pool(m, a, &plan, err));
     forward_set_pool(m->forward, &m->pool);
     m->base.pool = &m->pool;
+    if (m->pool.n_window)
+        LOG_INFO("layers that see %u positions have %u KV blocks of their own, in a pool of %u",
+                 m->pool.shape.window.window, m->pool.n_window, m->pool.n_blocks);
     return STATUS_OK;
 }
 
@@ -207,7 +217,7 @@ static int same_assignment(const struct msg_assign *a, const struct msg_assign *
 {
     return a->stage == b->stage && a->n_stages == b->n_stages && a->first_layer == b->first_layer &&
            a->end_layer == b->end_layer && a->slots == b->slots && a->context == b->context && a->kv_block == b->kv_block &&
-           a->n_blocks == b->n_blocks && a->max_rows == b->max_rows && a->kv_bytes == b->kv_bytes;
+           a->n_blocks == b->n_blocks && a->max_rows == b->max_rows && a->kv_bytes == b->kv_bytes && a->window == b->window;
 }
 
 static enum status load(struct compute *c, const struct msg_assign *a, struct msg_loaded *out, struct error *err)

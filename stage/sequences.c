@@ -18,7 +18,9 @@ struct sequences {
     uint32_t n_open, index_mask;
     uint32_t *index;     /* open addressing by seq: slot + 1, 0 is free */
     struct holding *held; /* [n_blocks] */
+    struct holding *held_window; /* [n_window] */
     uint32_t *blocks;    /* [slots][max_blocks] */
+    uint32_t *window_blocks; /* the same; NULL: no WINDOW group */
     struct sample_note *notes; /* [slots][n_notes] */
     uint32_t *ids;       /* [slots][context], or NULL */
     struct logit_bias *bias; /* [slots][MAX_BIASES], or NULL */
@@ -47,12 +49,16 @@ enum status sequences_create(const struct sequences_limits *l, struct sequences 
     s->index = calloc(size, sizeof *s->index);
     s->held = calloc(l->n_blocks ? l->n_blocks : 1, sizeof *s->held);
     s->blocks = calloc((size_t)l->slots * s->max_blocks + 1, sizeof *s->blocks);
+    s->held_window = calloc((size_t)l->n_window + 1, sizeof *s->held_window);
+    if (l->window.window)
+        s->window_blocks = calloc((size_t)l->slots * s->max_blocks + 1, sizeof *s->window_blocks);
     s->notes = calloc((size_t)l->slots * l->n_notes, sizeof *s->notes);
     if (l->samples) {
         s->ids = calloc((size_t)l->slots * l->context, sizeof *s->ids);
         s->bias = calloc((size_t)l->slots * MAX_BIASES, sizeof *s->bias);
     }
-    if (!s->index || !s->held || !s->blocks || !s->notes || (l->samples && (!s->ids || !s->bias))) {
+    if (!s->index || !s->held || !s->held_window || !s->blocks || (l->window.window && !s->window_blocks) || !s->notes ||
+        (l->samples && (!s->ids || !s->bias))) {
         sequences_destroy(s);
         return STATUS_OUT_OF_MEMORY;
     }
@@ -67,7 +73,9 @@ void sequences_destroy(struct sequences *s)
         return;
     free(s->index);
     free(s->held);
+    free(s->held_window);
     free(s->blocks);
+    free(s->window_blocks);
     free(s->notes);
     free(s->ids);
     free(s->bias);
@@ -78,9 +86,11 @@ void sequences_clear(struct sequences *s)
 {
     memset(s->index, 0, (s->index_mask + 1) * sizeof *s->index);
     memset(s->held, 0, s->limits.n_blocks * sizeof *s->held);
+    memset(s->held_window, 0, s->limits.n_window * sizeof *s->held_window);
     for (uint32_t i = 0; i < s->limits.slots; i++)
         s->entry[i] = (struct sequence){
             .slot = i, .blocks = s->blocks + (size_t)i * s->max_blocks, .notes = s->notes + (size_t)i * s->limits.n_notes,
+            .window_blocks = s->window_blocks ? s->window_blocks + (size_t)i * s->max_blocks : NULL,
             .ids = s->ids ? s->ids + (size_t)i * s->limits.context : NULL,
             .bias = s->bias ? s->bias + (size_t)i * MAX_BIASES : NULL};
     s->n_open = 0;
@@ -117,6 +127,49 @@ static void unlink_place(struct sequences *s, uint32_t hole)
     }
 }
 
+static enum status hold(struct holding *held, uint32_t n_pool, struct sequence *q, uint32_t place, uint32_t block, struct error *err)
+{
+    if (block >= n_pool)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u of a pool of %u", (unsigned long long)q->seq, block, n_pool);
+    struct holding *h = &held[block];
+    if (h->newest == q->slot + 1)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u stands in its table twice", (unsigned long long)q->seq,
+                         block);
+    if (h->n && place >= q->n_shared)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u is held by others (%u), its length is %u",
+                         (unsigned long long)q->seq, block, h->n, q->length);
+    h->n++;
+    h->newest = q->slot + 1;
+    return STATUS_OK;
+}
+
+static void let_go(struct holding *h, const struct sequence *q)
+{
+    h->n--;
+    if (h->newest == q->slot + 1)
+        h->newest = 0;
+}
+
+/* WINDOW blocks stand behind the others and belong to the last places of the table. A new sequence names those that its first
+ * row reads, and from then on one for each block. */
+static enum status add_window_blocks(struct sequences *s, struct sequence *q, const uint32_t *blocks, uint32_t n, uint32_t n_new,
+                                     struct error *err)
+{
+    const struct kv_window *w = &s->limits.window;
+    uint32_t first = q->n_blocks - n_new;
+    if (w->window && first == 0) /* it opens */
+        q->first_window = first = kv_window_first(w, q->length);
+    uint32_t want = w->window && first <= q->n_blocks ? q->n_blocks - first : 0;
+    if (n != want)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: %u WINDOW blocks with %u others, expected %u",
+                         (unsigned long long)q->seq, n, n_new, want);
+    for (uint32_t i = 0; i < n; i++) {
+        TRY(hold(s->held_window, s->limits.n_window, q, first + i, blocks[i], err));
+        q->window_blocks[first + i] = blocks[i];
+    }
+    return STATUS_OK;
+}
+
 static enum status add_blocks(struct sequences *s, struct sequence *q, const struct plan *p, const struct plan_op *op,
                               struct error *err)
 {
@@ -125,27 +178,21 @@ static enum status add_blocks(struct sequences *s, struct sequence *q, const str
         return error_set(err, STATUS_PROTOCOL, "sequence %llu: %u + %u blocks, at most %u", (unsigned long long)q->seq,
                          q->n_blocks, op->n_blocks, s->max_blocks);
     for (uint32_t i = 0; i < op->n_blocks; i++) {
-        if (blocks[i] >= s->limits.n_blocks)
-            return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u of a pool of %u", (unsigned long long)q->seq,
-                             blocks[i], s->limits.n_blocks);
-        struct holding *h = &s->held[blocks[i]];
-        if (h->newest == q->slot + 1)
-            return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u stands in its table twice",
-                             (unsigned long long)q->seq, blocks[i]);
-        if (h->n && q->n_blocks >= q->n_shared)
-            return error_set(err, STATUS_PROTOCOL, "sequence %llu: block %u is held by others (%u), its length is %u",
-                             (unsigned long long)q->seq, blocks[i], h->n, q->length);
-        h->n++;
-        h->newest = q->slot + 1;
+        TRY(hold(s->held, s->limits.n_blocks, q, q->n_blocks, blocks[i], err));
         q->blocks[q->n_blocks++] = blocks[i];
     }
-    /* FNV-1a goes on from where it stood: appending must not cost a walk over the whole table. */
-    uint32_t h = q->digest;
-    for (uint32_t i = 0; i < op->n_blocks; i++)
-        for (int shift = 0; shift < 32; shift += 8)
-            h = (h ^ (blocks[i] >> shift & 255)) * 16777619u;
-    q->digest = h;
+    TRY(add_window_blocks(s, q, blocks + op->n_blocks, op->n_window, op->n_blocks, err));
+    /* It goes on from where it stood: appending must not cost a walk over the whole table. */
+    q->digest = plan_digest_add(q->digest, blocks, op->n_blocks + op->n_window);
     return STATUS_OK;
+}
+
+/* No row from its length on reads them: plans that come may name them for others. */
+static void leave_behind(struct sequences *s, struct sequence *q)
+{
+    uint32_t first = q->window_blocks ? kv_window_first(&s->limits.window, q->length) : 0;
+    for (; q->first_window < first && q->first_window < q->n_blocks; q->first_window++)
+        let_go(&s->held_window[q->window_blocks[q->first_window]], q);
 }
 
 static enum status check_length(const struct sequences *s, const struct sequence *q, uint64_t length, struct error *err)
@@ -188,9 +235,9 @@ static enum status open_sequence(struct sequences *s, const struct plan *p, cons
     q->seq = op->seq;
     q->length = op->length;
     q->n_shared = op->length / s->limits.kv_block;
-    q->n_blocks = q->n_notes = 0;
+    q->n_blocks = q->n_notes = q->first_window = 0;
     q->run_tick = UINT64_MAX;
-    q->digest = plan_table_digest(NULL, 0);
+    q->digest = PLAN_DIGEST_START;
     s->index[at] = op->slot + 1;
     s->n_open++;
     TRY(add_blocks(s, q, p, op, err));
@@ -201,25 +248,26 @@ static enum status open_sequence(struct sequences *s, const struct plan *p, cons
 
 static void close_sequence(struct sequences *s, struct sequence *q)
 {
-    for (uint32_t i = 0; i < q->n_blocks; i++) {
-        struct holding *h = &s->held[q->blocks[i]];
-        h->n--;
-        if (h->newest == q->slot + 1)
-            h->newest = 0;
-    }
+    for (uint32_t i = 0; i < q->n_blocks; i++)
+        let_go(&s->held[q->blocks[i]], q);
+    for (uint32_t i = q->first_window; q->window_blocks && i < q->n_blocks; i++)
+        let_go(&s->held_window[q->window_blocks[i]], q);
     unlink_place(s, place(s, q->seq));
     q->seq = 0;
-    q->n_blocks = q->n_shared = q->length = q->n_notes = 0;
+    q->n_blocks = q->n_shared = q->length = q->n_notes = q->first_window = 0;
     s->n_open--;
 }
 
 /* A window of ids moves back with the end, and what lies before the first that OPEN brought nobody knows here. */
-static enum status truncate_sequence(struct sequence *q, uint32_t length, struct error *err)
+static enum status truncate_sequence(const struct sequences *s, struct sequence *q, uint32_t length, struct error *err)
 {
     const uint32_t n_ids = sampler_history(&q->sampler, length);
     if (n_ids > 0 && length - n_ids < q->ids_from)
         return error_set(err, STATUS_PROTOCOL, "sequence %llu: truncated to %u, its ids are known from %u on",
                          (unsigned long long)q->seq, length, q->ids_from);
+    if (q->window_blocks && kv_window_first(&s->limits.window, length) < q->first_window)
+        return error_set(err, STATUS_PROTOCOL, "sequence %llu: truncated to %u, its window from block %u on is there",
+                         (unsigned long long)q->seq, length, q->first_window);
     if (length < q->ids_from) /* from here on they come with runs */
         q->ids_from = length;
     q->length = length;
@@ -245,7 +293,7 @@ enum status sequences_apply(struct sequences *s, const struct plan *p, const str
         if (op->length > q->length)
             return error_set(err, STATUS_PROTOCOL, "sequence %llu: truncated to %u, its length is %u",
                              (unsigned long long)q->seq, op->length, q->length);
-        TRY(truncate_sequence(q, op->length, err));
+        TRY(truncate_sequence(s, q, op->length, err));
         break;
     default:
         close_sequence(s, q);
@@ -266,13 +314,23 @@ struct sample_note *sequence_note(const struct sequences *s, const struct sequen
     return NULL;
 }
 
+static enum status check_own(const struct holding *held, const uint32_t *blocks, const struct sequence *q, uint32_t place,
+                             struct error *err)
+{
+    if (held[blocks[place]].n <= 1)
+        return STATUS_OK;
+    return error_set(err, STATUS_PROTOCOL, "sequence %llu: rows at %u are written to block %u, which others hold (%u)",
+                     (unsigned long long)q->seq, q->length, blocks[place], held[blocks[place]].n - 1);
+}
+
 /* Rows from the sequence's length on are written: into blocks of its own only. */
 static enum status check_writable(const struct sequences *s, const struct sequence *q, uint32_t n, struct error *err)
 {
-    for (uint32_t i = q->length / s->limits.kv_block; (uint64_t)i * s->limits.kv_block < (uint64_t)q->length + n; i++)
-        if (s->held[q->blocks[i]].n > 1)
-            return error_set(err, STATUS_PROTOCOL, "sequence %llu: rows at %u are written to block %u, which others hold (%u)",
-                             (unsigned long long)q->seq, q->length, q->blocks[i], s->held[q->blocks[i]].n - 1);
+    for (uint32_t i = q->length / s->limits.kv_block; (uint64_t)i * s->limits.kv_block < (uint64_t)q->length + n; i++) {
+        TRY(check_own(s->held, q->blocks, q, i, err));
+        if (q->window_blocks)
+            TRY(check_own(s->held_window, q->window_blocks, q, i, err));
+    }
     return STATUS_OK;
 }
 
@@ -330,6 +388,7 @@ enum status sequences_extend(struct sequences *s, const struct plan *p, uint32_t
     }
     keep_ids(q, p, r, note);
     q->length += r->n;
+    leave_behind(s, q);
     q->run_tick = p->tick;
     q->last_run = run;
     if (r->sample == SAMPLE_LAST)
@@ -345,9 +404,15 @@ static int holdings_agree(const struct sequences *s)
     uint64_t held = 0, listed = 0;
     for (uint32_t b = 0; b < s->limits.n_blocks; b++)
         held += rand_mix(b) * s->held[b].n;
-    for (uint32_t i = 0; i < s->limits.slots; i++)
-        for (uint32_t b = 0; b < s->entry[i].n_blocks; b++)
-            listed += rand_mix(s->entry[i].blocks[b]);
+    for (uint32_t b = 0; b < s->limits.n_window; b++)
+        held += rand_mix(~(uint64_t)b) * s->held_window[b].n;
+    for (uint32_t i = 0; i < s->limits.slots; i++) {
+        const struct sequence *q = &s->entry[i];
+        for (uint32_t b = 0; b < q->n_blocks; b++)
+            listed += rand_mix(q->blocks[b]);
+        for (uint32_t b = q->first_window; q->window_blocks && b < q->n_blocks; b++)
+            listed += rand_mix(~(uint64_t)q->window_blocks[b]);
+    }
     return held == listed;
 }
 

@@ -6,6 +6,7 @@
  * Threading  The compute thread.
  * Invariants 1. A block is held as often as open sequences have it in their tables, in each at most once. Several may hold
  *               it only as one of the first length / kv_block blocks that an OPEN named; nobody writes into it then.
+ *               The same holds for the blocks of the WINDOW group, of which a sequence holds those from first_window on.
  *            2. length <= n_blocks * kv_block, and length <= context.
  *            3. An open sequence has a slot of its own; n_open is their number.
  * Errors     STATUS_PROTOCOL with both values. After one the table is to be cleared: a plan is applied whole or its epoch ends.
@@ -15,6 +16,7 @@
 
 #include <stdint.h>
 
+#include "common/model/kv_window.h"
 #include "common/wire/plan.h"
 
 /* What a SAMPLE_LAST run of a tick will give or has given. */
@@ -29,8 +31,10 @@ struct sequence {
     uint64_t seq;        /* 0: the entry is free */
     uint32_t slot, length, n_blocks;
     uint32_t n_shared;   /* of its first blocks: full when it opened, may be others' too */
-    uint32_t digest;     /* plan_table_digest of blocks, kept while they grow */
+    uint32_t digest;     /* plan_digest_add of all that its ops named */
     uint32_t *blocks;
+    uint32_t first_window; /* place of the first WINDOW block that rows from its length on read */
+    uint32_t *window_blocks; /* by place, from first_window on; NULL: no such group */
     struct sampler_params sampler;
     struct logit_bias *bias; /* [sampler.n_bias]; NULL where nothing is sampled */
     uint32_t *ids;       /* by position, those that the sampler's penalties look at; the same */
@@ -45,6 +49,8 @@ struct sequences;
 
 struct sequences_limits {
     uint32_t slots, context, kv_block, n_blocks;
+    struct kv_window window; /* zero: no WINDOW group */
+    uint32_t n_window;       /* blocks of it */
     uint32_t n_notes;    /* newest samples of a sequence that FROM_TICK may name */
     int samples;         /* the last stage: keeps what samplers read, [slots][context] ids and [slots][MAX_BIASES] biases. They lie
                           * in pages that nobody touches before a sampler asks for it. A note is known before the next plan. */

@@ -5,6 +5,7 @@
 
 #include "common/base/check.h"
 #include "common/base/log.h"
+#include "stage/kv.h"
 #include "stage/worker_impl.h"
 
 static int same_assignment(const struct msg_assign *a, const struct msg_assign *b)
@@ -82,7 +83,8 @@ static enum status create_plans(struct worker *w)
 {
     enum { MIN_WORDS = 16 << 10, MAX_WORDS = 1 << 20 };
     const struct msg_assign *a = &w->assign;
-    const uint32_t blocks = w->loaded.n_blocks < MIN_WORDS ? MIN_WORDS : w->loaded.n_blocks > MAX_WORDS ? MAX_WORDS : w->loaded.n_blocks;
+    const uint64_t all = (uint64_t)w->loaded.n_blocks + w->compute->pool->n_window;
+    const uint32_t blocks = all < MIN_WORDS ? MIN_WORDS : all > MAX_WORDS ? MAX_WORDS : (uint32_t)all;
     for (uint32_t i = 0; i < a->window + 1; i++) {
         struct plan *p;
         TRY(plan_create(4 * a->slots + 16, a->max_rows, a->max_rows + blocks + PLAN_OPEN_WORDS, &p));
@@ -105,6 +107,8 @@ static enum status allocate(struct worker *w)
                                             .context = a->context,
                                             .kv_block = a->kv_block,
                                             .n_blocks = w->loaded.n_blocks,
+                                            .window = w->compute->pool->shape.window,
+                                            .n_window = w->compute->pool->n_window,
                                             .n_notes = notes + 1,
                                             .samples = worker__is_last(w)};
     TRY(sequences_create(&limits, &w->seqs));

@@ -70,7 +70,7 @@ static void add_rows(struct tick_work *t, uint32_t run, const struct sequence *q
         t->n_sent += r->n;
     for (uint32_t i = 0; i < r->n; i++)
         w->rows[t->tick.n_rows++] = (struct tick_row){
-            .blocks = q->blocks, .position = r->kv_index + i, .id = ids ? ids[i] : 0, .seq = q->seq};
+            .blocks = q->blocks, .window_blocks = q->window_blocks, .position = r->kv_index + i, .id = ids ? ids[i] : 0, .seq = q->seq};
     if (r->sample != SAMPLE_LAST)
         return;
     t->n_samples++;

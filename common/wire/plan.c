@@ -131,12 +131,12 @@ static uint32_t add_words(struct plan *p, const uint32_t *words, uint32_t n)
 enum status plan_add_open(struct plan *p, const struct plan_op *op, const uint32_t *blocks, const uint32_t *ids,
                           const uint32_t *bias_ids, const uint32_t *bias_bits)
 {
-    const uint64_t n_words = (uint64_t)op->n_blocks + op->n_ids + 2ull * op->sampler.n_bias;
+    const uint64_t n_words = (uint64_t)op->n_blocks + op->n_window + op->n_ids + 2ull * op->sampler.n_bias;
     if (p->n_ops == p->max_ops || n_words > p->max_words - p->n_words)
         return STATUS_FULL;
     struct plan_op *to = &p->ops[p->n_ops++];
     *to = *op;
-    to->first_block = add_words(p, blocks, op->n_blocks);
+    to->first_block = add_words(p, blocks, op->n_blocks + op->n_window);
     to->first_id = add_words(p, ids, op->n_ids);
     to->first_bias = add_words(p, bias_ids, op->sampler.n_bias);
     add_words(p, bias_bits, op->sampler.n_bias);
@@ -167,13 +167,17 @@ enum status plan_add_run(struct plan *p, const struct plan_run *run, const uint3
     return STATUS_OK;
 }
 
-uint32_t plan_table_digest(const uint32_t *blocks, uint32_t n_blocks)
+uint32_t plan_digest_add(uint32_t digest, const uint32_t *blocks, uint32_t n_blocks)
 {
-    uint32_t h = 2166136261u;
     for (uint32_t i = 0; i < n_blocks; i++)
         for (int shift = 0; shift < 32; shift += 8)
-            h = (h ^ (blocks[i] >> shift & 255)) * 16777619u;
-    return h;
+            digest = (digest ^ (blocks[i] >> shift & 255)) * 16777619u;
+    return digest;
+}
+
+uint32_t plan_table_digest(const uint32_t *blocks, uint32_t n_blocks)
+{
+    return plan_digest_add(PLAN_DIGEST_START, blocks, n_blocks);
 }
 
 static int inside(uint32_t first, uint32_t n, uint32_t total)
@@ -210,9 +214,9 @@ static enum status check_op(const struct plan *p, uint32_t i, struct error *err)
         return error_set(err, STATUS_PROTOCOL, "op %u: kind %d is unknown", i, (int)op->kind);
     if (op->seq == 0)
         return error_set(err, STATUS_PROTOCOL, "op %u: sequence 0", i);
-    if (!inside(op->first_block, op->n_blocks, p->n_words))
-        return error_set(err, STATUS_PROTOCOL, "op %u: blocks [%u, +%u) of %u words", i, op->first_block, op->n_blocks,
-                         p->n_words);
+    if (!inside(op->first_block, op->n_blocks, p->n_words) || !inside(op->first_block + op->n_blocks, op->n_window, p->n_words))
+        return error_set(err, STATUS_PROTOCOL, "op %u: blocks [%u, +%u +%u) of %u words", i, op->first_block, op->n_blocks,
+                         op->n_window, p->n_words);
     return op->kind == OP_OPEN ? check_sampler(p, i, err) : STATUS_OK;
 }
 

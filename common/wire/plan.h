@@ -77,6 +77,7 @@ struct plan_op {
     uint32_t slot;
     uint32_t length;
     uint32_t first_block, n_blocks; /* in words[] */
+    uint32_t n_window;              /* blocks of the WINDOW group, behind the others: of the last places of the table */
     uint32_t first_id, n_ids;       /* the same; OPEN */
     uint32_t first_bias;            /* the same; sampler.n_bias ids, then as many floats by their bits */
     struct sampler_params sampler;
@@ -102,7 +103,7 @@ struct plan_run {
     uint32_t last_stage;  /* the last stage that computes these rows: n_stages - 1, or less where the stages above hold their KV
                            * already; then SAMPLE_NONE and SOURCE_IDS */
     uint64_t from_tick;   /* SOURCE_FROM_TICK, n == 1 */
-    uint32_t table_check; /* plan_table_digest of seq's blocks after the ops */
+    uint32_t table_check; /* plan_digest_add of all blocks that seq's ops named */
 };
 
 struct plan {
@@ -126,7 +127,10 @@ enum status plan_add_open(struct plan *p, const struct plan_op *op, const uint32
                           const uint32_t *bias_ids, const uint32_t *bias_bits);
 struct logit_bias plan_bias(const struct plan *p, const struct plan_op *op, uint32_t i);
 enum status plan_add_run(struct plan *p, const struct plan_run *run, const uint32_t *ids);
-uint32_t plan_table_digest(const uint32_t *blocks, uint32_t n_blocks); /* FNV-1a over the numbers */
+#define PLAN_DIGEST_START 2166136261u /* of an empty table */
+/* FNV-1a over the numbers; a table's check goes over all that its ops named, in their order. */
+uint32_t plan_digest_add(uint32_t digest, const uint32_t *blocks, uint32_t n_blocks);
+uint32_t plan_table_digest(const uint32_t *blocks, uint32_t n_blocks); /* of a table that one op named */
 /* Offsets, sums and enum values, against the message alone; a stage checks the rest against its state. */
 enum status plan_check(const struct plan *p, struct error *err);
 

@@ -127,17 +127,19 @@ static void size_stage(struct model_report *r, const struct model_options *o, co
 {
     const struct weights *w = &s->weights;
     struct model_stage_needs *n = &r->stages[stage];
-    const struct kv_shape shape = {.n_layers = w->end_layer - w->first_layer, .n_kv_heads = r->model.hp.n_kv_heads,
-                                   .head_dim = r->model.hp.head_dim, .block_positions = o->kv_block};
     const uint32_t rows = o->slots > ROWS ? o->slots : ROWS;
+    const struct msg_assign a = {.first_layer = w->first_layer, .end_layer = w->end_layer, .slots = o->slots,
+                                 .context = r->context, .kv_block = o->kv_block, .max_rows = rows, .window = o->stages + 1};
+    const struct kv_shape shape = kv_shape_of(&r->model, &a);
     n->file_bytes = w->file_bytes;
     n->needs = (struct memory_needs){.stage = stage, .n_stages = o->stages, .n_layers = shape.n_layers,
                                      .model_layers = r->model.hp.n_layers, .weights = w->memory_bytes,
                                      .head = w->has_head ? w->ops->weight_bytes(w->head.type, w->head.n, w->head.k) : 0,
                                      .buffers = buffers_of(s, rows), .buffers_of = buffers_of, .buffers_ctx = s,
                                      .max_rows = rows, .slots = o->slots, .context = r->context, .kv_block = o->kv_block,
-                                     .block_bytes = kv_block_bytes(&shape), .free = r->free / o->stages};
-    n->kv_context = memory_plan_per_slot(&n->needs) * n->needs.block_bytes;
+                                     .block_bytes = kv_block_bytes(&shape), .window = shape.window,
+                                     .window_block_bytes = kv_window_block_bytes(&shape), .free = r->free / o->stages};
+    n->kv_context = kv_pool_bytes(&shape, o->slots * memory_plan_per_slot(&n->needs)) / o->slots;
     struct memory_plan plan;
     struct error err = {0};
     if (memory_plan_make(&n->needs, &plan, &err) != STATUS_OK)

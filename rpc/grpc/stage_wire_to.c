@@ -18,7 +18,8 @@ static void pack_op(const struct plan *p, const struct plan_op *op, Sluice__V1__
     m->slot = op->slot;
     m->length = op->length;
     m->blocks = p->words + op->first_block;
-    m->n_blocks = op->n_blocks;
+    m->n_blocks = (size_t)op->n_blocks + op->n_window;
+    m->n_window = op->n_window;
     if (op->kind == OP_OPEN) {
         const uint32_t *bias = p->words + op->first_bias;
         sampler_pack(&op->sampler, 1, bias, (const float *)(const void *)(bias + op->sampler.n_bias), sampler);
@@ -184,7 +185,10 @@ static enum status unpack_op(const Sluice__V1__PlanOp *m, uint32_t i, struct pla
     if (m->n_blocks > p->max_words || m->n_ids > p->max_words)
         return error_set(err, STATUS_PROTOCOL, "op %u: %zu blocks and %zu ids, at most %u words", i, m->n_blocks, m->n_ids,
                          p->max_words);
-    op.n_blocks = (uint32_t)m->n_blocks;
+    if (m->n_window > m->n_blocks)
+        return error_set(err, STATUS_PROTOCOL, "op %u: %zu blocks, %u of them of the WINDOW group", i, m->n_blocks, m->n_window);
+    op.n_window = m->n_window;
+    op.n_blocks = (uint32_t)m->n_blocks - op.n_window;
     op.n_ids = (uint32_t)m->n_ids;
     if (op.kind != OP_OPEN && op.n_ids)
         return error_set(err, STATUS_PROTOCOL, "op %u: %u ids, and it opens nothing", i, op.n_ids);

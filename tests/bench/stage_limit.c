@@ -54,7 +54,8 @@ static enum status half_load(struct half *h)
     const struct msg_assign a = {
         .stage = stage, .n_stages = l->o.n_stages, .first_layer = l->split.first_layer[stage],
         .end_layer = l->split.first_layer[stage + 1], .slots = l->o.n_seqs, .context = l->o.context, .kv_block = KV_BLOCK,
-        .n_blocks = l->o.n_seqs * l->blocks_per_seq, .max_rows = l->o.max_rows, .kv_type = "f16"};
+        .n_blocks = l->o.n_seqs * l->blocks_per_seq, .max_rows = l->o.max_rows, .kv_type = "f16",
+        .window = l->o.context /* as many ticks: one table serves all layers */};
     struct msg_loaded loaded;
     TRY(model_compute_create(&mo, &h->compute, &h->err));
     return h->compute->table->load(h->compute, &a, &loaded, &h->err);
@@ -96,7 +97,8 @@ static enum status half_run(struct half *h, uint32_t n_rows, uint32_t n_samples)
 static void set_row(struct half *h, uint32_t i, uint32_t seq, uint32_t position)
 {
     const uint32_t n_vocab = (uint32_t)model_compute_model(h->compute)->hp.n_vocab;
-    h->rows[i] = (struct tick_row){.blocks = h->tables + (size_t)seq * h->limit->blocks_per_seq, .position = position,
+    const uint32_t *table = h->tables + (size_t)seq * h->limit->blocks_per_seq;
+    h->rows[i] = (struct tick_row){.blocks = table, .window_blocks = table, .position = position,
                                    .id = (uint32_t)(rand_at(seq + 1, position) % n_vocab), .seq = seq};
 }
 

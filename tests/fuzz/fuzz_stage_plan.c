@@ -1,5 +1,6 @@
 /* Plans of any coordinator against a stage's sequences: what is taken keeps the table's invariants, names only blocks of the
- * pool, never changes a position under a sequence that holds it, and leaves the ids that samplers look at where they belong. The bytes say ops and runs; a broken rule ends the epoch. */
+ * pool, never changes a position under a sequence that holds it, and leaves the ids that samplers look at where they belong. The bytes say ops and runs; a broken rule ends the epoch.
+ * Inputs of an odd length have layers with a window. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { SLOTS = 4, KV_BLOCK = 4, BLOCKS = 14, CONTEXT = 30, SEQS = 6 };
+enum { SLOTS = 4, KV_BLOCK = 4, BLOCKS = 14, CONTEXT = 30, SEQS = 6, WINDOW = 6, WINDOW_BLOCKS = 9 };
 
 struct input {
     const uint8_t *at, *end;
@@ -18,8 +19,11 @@ struct world {
     struct sequences *s;
     struct plan *p;
     uint32_t kv[BLOCKS][KV_BLOCK];  /* what each cell holds: the number of the write */
+    uint32_t window_kv[WINDOW_BLOCKS][KV_BLOCK];
+    struct kv_window window;
     uint32_t n_writes;
     uint32_t seen[SLOTS][CONTEXT];  /* what each sequence counts on */
+    uint32_t window_seen[SLOTS][CONTEXT];
 };
 
 static uint32_t take(struct input *in, uint32_t n)
@@ -33,9 +37,33 @@ static uint32_t *cell(struct world *w, const struct sequence *q, uint32_t positi
     return &w->kv[q->blocks[position / KV_BLOCK]][position % KV_BLOCK];
 }
 
+static uint32_t *window_cell(struct world *w, const struct sequence *q, uint32_t position)
+{
+    uint32_t place = position / KV_BLOCK;
+    CHECK(place >= q->first_window && place < q->n_blocks && q->window_blocks[place] < WINDOW_BLOCKS);
+    return &w->window_kv[q->window_blocks[place]][position % KV_BLOCK];
+}
+
+/* The first position of the WINDOW blocks that it holds; all that a row at its end reads is behind it. */
+static uint32_t reach(const struct sequence *q)
+{
+    CHECK(q->length < WINDOW || q->first_window * KV_BLOCK <= q->length - WINDOW + 1);
+    return q->first_window * KV_BLOCK;
+}
+
+static uint32_t take_window_blocks(const struct world *w, struct input *in, const struct plan_op *op, uint32_t *blocks)
+{
+    uint32_t first = op->kind == OP_OPEN ? kv_window_first(&w->window, op->length) : 0;
+    uint32_t n = first < op->n_blocks ? op->n_blocks - first : 0;
+    n += take(in, 16) == 15; /* rarely one too many */
+    for (uint32_t i = 0; i < n; i++)
+        blocks[i] = take(in, WINDOW_BLOCKS + 1);
+    return n;
+}
+
 static enum status add_op(struct world *w, struct input *in, enum plan_op_kind kind)
 {
-    uint32_t blocks[10], ids[CONTEXT + 5], bias_ids[3] = {7, 8, 9}, bias_bits[3] = {0};
+    uint32_t blocks[24], ids[CONTEXT + 5], bias_ids[3] = {7, 8, 9}, bias_bits[3] = {0};
     struct plan_op op = {.kind = kind, .seq = 1 + take(in, SEQS)};
     if (kind == OP_OPEN)
         op.slot = take(in, SLOTS + 1);
@@ -45,6 +73,8 @@ static enum status add_op(struct world *w, struct input *in, enum plan_op_kind k
         op.n_blocks = take(in, 10);
     for (uint32_t i = 0; i < op.n_blocks; i++)
         blocks[i] = take(in, BLOCKS + 1);
+    if (w->window.window && (kind == OP_OPEN || kind == OP_APPEND))
+        op.n_window = take_window_blocks(w, in, &op, blocks + op.n_blocks);
     if (kind == OP_OPEN) {
         op.sampler = (struct sampler_params){.repeat_penalty = (float)take(in, 3), .presence_penalty = (float)take(in, 2),
                                              .repeat_last_n = take(in, 6), .n_prompt = take(in, CONTEXT), .n_bias = take(in, 4)};
@@ -60,6 +90,9 @@ static enum status add_op(struct world *w, struct input *in, enum plan_op_kind k
     if (kind == OP_OPEN)
         for (uint32_t i = 0; i < q->length; i++)
             w->seen[q->slot][i] = *cell(w, q, i);
+    if (kind == OP_OPEN && w->window.window)
+        for (uint32_t i = reach(q); i < q->length; i++)
+            w->window_seen[q->slot][i] = *window_cell(w, q, i);
     return STATUS_OK;
 }
 
@@ -88,8 +121,12 @@ static enum status add_run(struct world *w, struct input *in)
         note->id = (int32_t)note->next_index;
         note->known = 1;
     }
-    for (uint32_t i = 0; i < run.n; i++)
-        w->seen[q->slot][run.kv_index + i] = *cell(w, q, run.kv_index + i) = ++w->n_writes;
+    for (uint32_t i = 0; i < run.n; i++) {
+        uint32_t at = run.kv_index + i;
+        w->seen[q->slot][at] = *cell(w, q, at) = ++w->n_writes;
+        if (w->window.window && at >= reach(q))
+            w->window_seen[q->slot][at] = *window_cell(w, q, at) = w->n_writes;
+    }
     return STATUS_OK;
 }
 
@@ -110,14 +147,21 @@ static void check(struct world *w)
             CHECK(q->ids[i] == i); /* every id here is its position */
         for (uint32_t i = 0; q && i < q->length; i++)
             CHECK(*cell(w, q, i) == w->seen[q->slot][i]);
+        for (uint32_t i = q && w->window.window ? reach(q) : CONTEXT; q && i < q->length; i++)
+            CHECK(*window_cell(w, q, i) == w->window_seen[q->slot][i]);
     }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct world w;
-    const struct sequences_limits l = {.slots = SLOTS, .context = CONTEXT, .kv_block = KV_BLOCK, .n_blocks = BLOCKS, .n_notes = 3,
-                                        .samples = 1};
+    struct sequences_limits l = {.slots = SLOTS, .context = CONTEXT, .kv_block = KV_BLOCK, .n_blocks = BLOCKS, .n_notes = 3,
+                                 .samples = 1};
+    if (size % 2) {
+        l.window = (struct kv_window){.window = WINDOW, .kv_block = KV_BLOCK, .slots = SLOTS, .context = CONTEXT, .max_rows = 8, .ticks = 2};
+        l.n_window = WINDOW_BLOCKS;
+    }
+    w.window = l.window;
     struct input in = {data, data + size};
     if (size > 2000)
         return 0;

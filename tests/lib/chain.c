@@ -38,6 +38,7 @@ static enum status open_stage(struct chain *c, const struct split *split, uint32
         .stage = i, .n_stages = c->o.n_stages, .first_layer = split->first_layer[i], .end_layer = split->first_layer[i + 1],
         .slots = c->o.n_seqs, .context = c->o.context, .kv_block = c->o.kv_block,
         .n_blocks = c->o.n_seqs * c->blocks_per_seq, .max_rows = c->o.max_rows, .kv_type = "f16",
+        .window = c->o.context, /* as if so many ticks were in flight: nothing is ever behind a window, and one table serves all layers */
     };
     TRY(stage->table->load(stage, &a, &c->loaded[i], err));
     c->width = stage->table->width(stage);
@@ -115,7 +116,8 @@ enum status chain_run(struct chain *c, struct chain_row *rows, uint32_t n_rows, 
 {
     uint32_t n_samples = 0;
     for (uint32_t r = 0; r < n_rows; r++) {
-        c->rows[r] = (struct tick_row){.blocks = c->tables + (size_t)rows[r].seq * c->blocks_per_seq,
+        const uint32_t *table = c->tables + (size_t)rows[r].seq * c->blocks_per_seq;
+        c->rows[r] = (struct tick_row){.blocks = table, .window_blocks = table,
                                        .position = rows[r].position, .id = rows[r].id, .seq = rows[r].seq};
         if (rows[r].sampler)
             c->samples[n_samples++] = (struct tick_sample){.row = r, .sampler = rows[r].sampler};

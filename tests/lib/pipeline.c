@@ -6,6 +6,7 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/rand.h"
+#include "stage/kv.h"
 #include "tests/lib/pipeline_impl.h"
 
 const struct sampler_params pipeline_greedy = {.top_p = 1};
@@ -117,6 +118,8 @@ static enum status await_all(struct pipeline *p, enum from_stage_kind kind, stru
             seen |= 1ull << m.stage;
             if (kind == FROM_STAGE_LOADED && (!p->n_blocks || m.m.loaded.n_blocks < p->n_blocks))
                 p->n_blocks = m.m.loaded.n_blocks;
+            if (kind == FROM_STAGE_LOADED)
+                p->window = p->stage[m.stage].compute->pool->shape.window;
         }
         pipeline_release(&m);
     }
@@ -241,7 +244,9 @@ static void fill_assignment(const struct pipeline_options *o, uint32_t stage, st
 static enum status create_compute(void *ctx, struct compute **out, struct error *err)
 {
     struct pipeline_stage *s = ctx;
-    return s->pipeline->o.create(s->pipeline->o.ctx, s->index, out, err);
+    TRY(s->pipeline->o.create(s->pipeline->o.ctx, s->index, out, err));
+    s->compute = *out;
+    return STATUS_OK;
 }
 
 static enum status open_stage(struct pipeline *p, uint32_t i, struct error *err)

@@ -17,6 +17,7 @@ struct pipeline_stage {
     struct pipeline *pipeline;
     uint32_t index;
     struct worker *worker;
+    struct compute *compute; /* the worker's; read it after LOADED */
     struct link_port *port; /* the worker's */
     struct msg_assign assign;
 };
@@ -30,6 +31,7 @@ struct pipeline {
     uint8_t key[32];
     struct plan *plan;
     uint32_t n_blocks;
+    struct kv_window window; /* of the pools of the stages */
     struct blocks *blocks; /* of the epoch that blocks_epoch names; made by the first pipeline_generate */
     uint64_t blocks_epoch;
 };

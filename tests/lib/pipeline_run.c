@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/base/check.h"
+#include "common/base/rand.h"
 #include "tests/lib/pipeline_impl.h"
 
 
@@ -15,8 +16,8 @@ struct stream {
     uint32_t n_asked;       /* ids asked for so far */
     uint64_t last_tick;     /* of its newest sampled run */
     uint32_t n_runs, n_back; /* runs planned and come back; run i had rows[i % window] rows */
-    uint32_t n_blocks;
-    uint32_t *blocks;       /* [context / kv_block] as the stages know them */
+    uint32_t n_blocks, digest;
+    uint32_t *blocks;       /* [2 * context / kv_block] of the op that is made, as the stages know them */
     uint32_t *rows;         /* [window] */
     int opened, closing;
 };
@@ -62,28 +63,32 @@ static void admit(struct run_state *s)
         r->n_done = 0;
         r->n_cached = n_cached * s->p->o.kv_block;
         *t = (struct stream){.r = r, .ref = ref, .planned = r->n_cached, .retired = r->n_cached, .blocks = t->blocks,
-                             .rows = t->rows};
+                             .digest = PLAN_DIGEST_START, .rows = t->rows};
         s->p->next_seq++;
         s->n_admitted++;
     }
 }
 
 /* A block's number on the stages: odd ones first, then even ones, so that neighbours in a table are strangers in the pool. */
-static uint32_t scattered(const struct pipeline *p, uint32_t block)
+static uint32_t scattered(uint32_t n_blocks, uint32_t block)
 {
-    uint32_t half = p->n_blocks / 2;
+    uint32_t half = n_blocks / 2;
     return block < half ? 2 * block + 1 : 2 * (block - half);
 }
 
-/* Blocks so that the sequence holds `length` positions. */
-static uint32_t grow(struct run_state *s, struct stream *t, uint32_t length)
+/* Blocks so that the sequence holds `length` positions: t->blocks are those that the stages do not know yet. */
+static void grow(struct run_state *s, struct stream *t, uint32_t length, struct plan_op *op)
 {
-    uint32_t n_new, n;
+    const struct blocks *b = s->p->blocks;
+    uint32_t n_new, n, first;
     CHECK(blocks_grow(s->p->blocks, t->ref, length, &n_new) == STATUS_OK);
-    const uint32_t *table = blocks_table(s->p->blocks, t->ref, &n);
-    for (; t->n_blocks < n; t->n_blocks++)
-        t->blocks[t->n_blocks] = scattered(s->p, table[t->n_blocks]);
-    return n_new;
+    const uint32_t *table = blocks_table(b, t->ref, &n), *window = blocks_window_table(b, t->ref, &first);
+    for (uint32_t i = t->n_blocks; i < n; i++)
+        t->blocks[op->n_blocks++] = scattered(s->p->n_blocks, table[i]);
+    for (uint32_t i = first > t->n_blocks ? first : t->n_blocks; window && i < n; i++, op->n_window++)
+        t->blocks[op->n_blocks + op->n_window] = scattered(blocks_window_counts(b).total, window[i]);
+    t->n_blocks = n;
+    t->digest = plan_digest_add(t->digest, t->blocks, op->n_blocks + op->n_window);
 }
 
 static void add_op(struct plan *plan, const struct plan_op *op, const uint32_t *blocks)
@@ -93,17 +98,17 @@ static void add_op(struct plan *plan, const struct plan_op *op, const uint32_t *
 
 static void add_run(struct run_state *s, struct plan *plan, struct stream *t, struct plan_run *run, const uint32_t *ids)
 {
-    uint32_t n_new = grow(s, t, run->kv_index + run->n);
-    struct plan_op op = {.kind = OP_APPEND, .seq = t->ref.seq, .n_blocks = n_new};
+    struct plan_op op = {.kind = OP_APPEND, .seq = t->ref.seq};
     if (!t->opened) /* with what it got from the cache, at its end */
         op = (struct plan_op){.kind = OP_OPEN, .seq = t->ref.seq, .slot = t->ref.slot, .length = t->planned,
-                              .n_blocks = t->n_blocks, .sampler = t->r->sampler};
+                              .sampler = t->r->sampler};
+    grow(s, t, run->kv_index + run->n, &op);
     if (op.n_blocks)
-        add_op(plan, &op, t->blocks + t->n_blocks - op.n_blocks);
+        add_op(plan, &op, t->blocks);
     t->opened = 1;
     run->seq = t->ref.seq;
     run->last_stage = s->p->o.n_stages - 1;
-    run->table_check = plan_table_digest(t->blocks, t->n_blocks);
+    run->table_check = t->digest;
     CHECK(plan_add_run(plan, run, ids) == STATUS_OK);
     t->planned += run->n;
     t->rows[t->n_runs++ % s->p->o.window] = run->n;
@@ -153,6 +158,8 @@ static void fill(struct run_state *s, struct plan *plan)
         if (!t->r || !t->closing)
             continue;
         add_op(plan, &(struct plan_op){.kind = OP_CLOSE, .seq = t->ref.seq}, NULL);
+        if (!t->r->cache)
+            blocks_forget(s->p->blocks, t->ref);
         CHECK(blocks_close(s->p->blocks, t->ref, plan->tick) == STATUS_OK);
         t->r = NULL;
         s->n_ended++;
@@ -181,9 +188,10 @@ static struct stream *stream_of(struct run_state *s, uint64_t seq)
 static void take_run(struct run_state *s, struct stream *t, const struct result_run *run)
 {
     t->retired += t->rows[t->n_back++ % s->p->o.window];
-    const struct block_chain chain = chain_of(t->r, t->retired);
-    if (t->r->cache)
-        blocks_commit(s->p->blocks, t->ref, &chain);
+    struct block_chain chain = chain_of(t->r, t->retired);
+    if (!t->r->cache) /* found by itself alone, and by nobody in the end: its window moves on all the same */
+        chain.salt = rand_mix(t->ref.seq);
+    blocks_commit(s->p->blocks, t->ref, &chain);
     if (run->id < 0 && !run->bad_logits)
         return; /* a piece that is not the last */
     t->r->out[t->r->n_done++] = run->id;
@@ -242,7 +250,8 @@ static enum status run(struct run_state *s, struct error *err)
 static void prepare_blocks(struct pipeline *p)
 {
     const struct blocks_options o = {.n_blocks = p->n_blocks, .n_slots = p->o.slots, .context = p->o.context,
-                                     .kv_block = p->o.kv_block, .hash_key = p->session};
+                                     .kv_block = p->o.kv_block, .hash_key = p->session,
+                                     .window = p->window};
     if (!p->blocks)
         CHECK(blocks_create(&o, &p->blocks) == STATUS_OK);
     else if (p->blocks_epoch != p->epoch)
@@ -256,11 +265,11 @@ enum status pipeline_generate(struct pipeline *p, struct pipeline_request *r, ui
     prepare_blocks(p);
     s.max_blocks = (p->o.context + p->o.kv_block - 1) / p->o.kv_block;
     s.streams = calloc(p->o.slots, sizeof *s.streams);
-    uint32_t *tables = calloc((size_t)p->o.slots * (s.max_blocks + p->o.window), sizeof *tables);
+    uint32_t *tables = calloc((size_t)p->o.slots * (2 * s.max_blocks + p->o.window), sizeof *tables);
     CHECK(s.streams && tables);
     for (uint32_t i = 0; i < p->o.slots; i++) {
-        s.streams[i].blocks = tables + (size_t)i * (s.max_blocks + p->o.window);
-        s.streams[i].rows = s.streams[i].blocks + s.max_blocks;
+        s.streams[i].blocks = tables + (size_t)i * (2 * s.max_blocks + p->o.window);
+        s.streams[i].rows = s.streams[i].blocks + 2 * s.max_blocks;
     }
     enum status status = run(&s, err);
     free(s.streams);

@@ -28,7 +28,7 @@ function(sluice_engine_mutant name)
   set_tests_properties(${name} PROPERTIES PASS_REGULAR_EXPRESSION "${A_SAYS}")
 endfunction()
 if(CMOCKA_FOUND AND NOT SLUICE_SANITIZE)
-  set(BLOCKS_SOURCES blocks.c blocks_check.c prefix_map.c kv_groups.c)
+  set(BLOCKS_SOURCES blocks.c blocks_window.c blocks_check.c blocks_window_check.c block_pool.c prefix_map.c kv_groups.c)
   set(SCHED_SOURCES scheduler.c sched_plan.c sched_budget.c sched_rows.c sched_pieces.c sched_bank.c)
   sluice_engine_mutant(test_engine_sim_no_retire MACRO BLOCKS_MUTANT_NO_RETIRE TEST test_engine_sim.c SOURCES ${BLOCKS_SOURCES}
     SAYS "gives sequence [0-9]+ block .* in flight (reads|writes)")

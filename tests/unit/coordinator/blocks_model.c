@@ -5,53 +5,10 @@
 
 #include "common/base/rand.h"
 #include "coordinator/blocks.h"
-
-enum { MAX_BLOCKS = 64, N_SLOTS = 5, KV_BLOCK = 3, PER_SEQ = 8, CONTEXT = KV_BLOCK * PER_SEQ - 1, N_SALTS = 3, N_PAST = 12 };
+#include "tests/unit/coordinator/blocks_model_impl.h"
 
 static const char in_flight[] = "a block is handed out while a tick that may touch it is in flight";
 const char blocks_model_foreign[] = "a hit holds what was read for another beginning or another salt";
-
-enum state { FREE, CACHED, LIVE, DRAINING };
-
-/* What a block holds: the last KV_BLOCK of n items, after those before them. n 0: unknown. */
-struct content {
-    uint64_t salt;
-    uint32_t n;
-    unsigned char items[CONTEXT];
-};
-
-struct cell {
-    enum state state;
-    uint32_t n_holders;
-    int entered;              /* may be found as its content */
-    int hollow;               /* and the lower stages have lost it */
-    struct content content;
-    uint64_t drain_tick, busy_tick, released;
-};
-
-struct sequence {
-    struct slot_ref ref;      /* seq 0: not open */
-    struct content text;      /* all its items, prompt and answer */
-    uint32_t n_reserved, n_blocks, n_entered, n_full, n_run, n_retired;
-    uint64_t run_tick[CONTEXT];
-    uint32_t table[PER_SEQ];
-};
-
-struct model {
-    struct blocks_model_run *run;
-    struct blocks *b;
-    uint64_t draws, next_seq, tick, retired, clock, evicted, told;
-    uint32_t total;
-    struct cell cell[MAX_BLOCKS];
-    struct sequence seq[N_SLOTS];
-    struct content past[N_PAST];
-};
-
-#define RULE(holds, text)                                                                                                      \
-    do {                                                                                                                       \
-        if (!(holds))                                                                                                          \
-            return (text);                                                                                                     \
-    } while (0)
 
 static uint32_t draw(struct model *m, uint32_t n)
 {
@@ -66,11 +23,6 @@ static uint64_t item(const void *ctx, uint32_t position)
 static struct block_chain chain_of(const struct content *c, uint32_t n)
 {
     return (struct block_chain){.salt = c->salt, .item = item, .ctx = c, .n = n};
-}
-
-static int holds(const struct cell *c, const struct content *text, uint32_t n)
-{
-    return c->content.n == n && c->content.salt == text->salt && memcmp(c->content.items, text->items, n) == 0;
 }
 
 static uint32_t count(const struct model *m, enum state state)
@@ -114,7 +66,7 @@ static uint32_t match(const struct model *m, const struct content *text, uint32_
     while (k < most && (k + 1) * KV_BLOCK < n && find(m, text, (k + 1) * KV_BLOCK) >= 0 &&
            find_hollow(m, text, (k + 1) * KV_BLOCK) < 0)
         k++;
-    return k;
+    return window_usable(m, text, k);
 }
 
 /* How many hollow blocks go on behind the first k, nobody's. */
@@ -190,7 +142,7 @@ static const char *open_sequence(struct model *m, uint32_t slot)
         cached += state == CACHED;
         n_draining += state == DRAINING;
     }
-    int may = want <= PER_SEQ && want - n + cached + promised(m) <= count(m, FREE) + count(m, CACHED);
+    int may = window_fits(m, want, NULL) && want <= PER_SEQ && want - n + cached + promised(m) <= count(m, FREE) + count(m, CACHED);
     RULE(blocks_can_open(m->b, c, want) == may, "blocks_can_open says what there is room for");
     enum status s = blocks_open(m->b, ref, c, want, &n_cached);
     RULE(s == (may ? STATUS_OK : STATUS_BLOCKS_BUSY), "blocks_open does what blocks_can_open says");
@@ -205,6 +157,8 @@ static const char *open_sequence(struct model *m, uint32_t slot)
     RULE(blocks_hollow(m->b, ref) == n_hollow, "hollow blocks that nobody has are taken up behind the hits");
     uint32_t before = m->run->n_draining_hits;
     const char *why = take_hits(m, q, n, n_hollow);
+    if (!why)
+        why = window_open(m, q);
     RULE(why || m->run->n_draining_hits - before == n_draining, "a live copy is preferred to one that drains");
     return why;
 }
@@ -233,6 +187,7 @@ static const char *take_new(struct model *m, struct sequence *q, uint32_t i)
         RULE(!has_younger_tail(m, c), "a tail goes before its head");
         m->evicted++;
         m->run->n_evictions++;
+        window_left_map(m, &c->content);
     }
     *c = (struct cell){.state = LIVE, .n_holders = 1};
     q->table[q->n_blocks++] = i;
@@ -243,6 +198,7 @@ static const char *take_new(struct model *m, struct sequence *q, uint32_t i)
 static const char *run_rows(struct model *m, struct sequence *q)
 {
     uint32_t left = q->text.n - q->n_run, n = left ? 1 + draw(m, left) : 0, n_new = 99, n_table;
+    n = n < window_most_rows(m, q) ? n : window_most_rows(m, q);
     uint32_t need = blocks_needed(m->b, q->n_run + n), have = q->n_blocks;
     enum status s = blocks_grow(m->b, q->ref, q->n_run + n, &n_new);
     RULE(s == (need <= q->n_reserved ? STATUS_OK : STATUS_BLOCKS_BUSY), "a sequence can grow to what it reserved, not beyond");
@@ -253,6 +209,8 @@ static const char *run_rows(struct model *m, struct sequence *q)
     RULE(memcmp(table, q->table, have * sizeof *table) == 0, "a table only grows");
     for (uint32_t i = have; i < n_table; i++) {
         const char *why = take_new(m, q, table[i]);
+        if (!why)
+            why = window_take(m, q, i);
         if (why)
             return why;
     }
@@ -261,6 +219,7 @@ static const char *run_rows(struct model *m, struct sequence *q)
         struct cell *c = &m->cell[q->table[p / KV_BLOCK]];
         RULE(c->n_holders == 1 && (!c->entered || c->hollow), "rows are written to blocks of one's own that nobody can find");
         q->run_tick[p] = m->tick;
+        window_write(m, q, p);
         if (c->hollow)
             continue; /* what it held */
         c->content = q->text;
@@ -296,16 +255,17 @@ static const char *commit(struct model *m, struct sequence *q)
     blocks_commit(m->b, q->ref, &c);
     for (; q->n_full < q->n_entered && q->n_full < q->n_retired / KV_BLOCK; q->n_full++)
         m->cell[q->table[q->n_full]].hollow = 0;
+    uint32_t first_entered = q->n_entered;
     for (; q->n_entered < q->n_retired / KV_BLOCK; q->n_full = ++q->n_entered)
         enter(m, q->table[q->n_entered]);
-    return NULL;
+    return window_commit(m, q, first_entered);
 }
 
 static const char *reserve(struct model *m, struct sequence *q)
 {
     uint32_t want = q->n_reserved + draw(m, 3);
     int may = want == q->n_reserved ||
-              (want <= PER_SEQ && want - q->n_reserved + promised(m) <= count(m, FREE) + count(m, CACHED));
+              (window_fits(m, want, q) && want <= PER_SEQ && want - q->n_reserved + promised(m) <= count(m, FREE) + count(m, CACHED));
     RULE(blocks_reserve(m->b, q->ref, want) == (may ? STATUS_OK : STATUS_BLOCKS_BUSY), "a reservation is raised if there is room");
     if (may)
         q->n_reserved = want;
@@ -323,6 +283,7 @@ static const char *close_sequence(struct model *m, struct sequence *q)
 {
     RULE(blocks_close(m->b, q->ref, m->tick) == STATUS_OK, "an open sequence can be closed");
     m->past[draw(m, N_PAST)] = q->text;
+    window_close(m, q);
     for (uint32_t i = q->n_blocks; i-- > 0;) {
         struct cell *c = &m->cell[q->table[i]];
         if (--c->n_holders)
@@ -347,6 +308,7 @@ static const char *retire(struct model *m)
     for (uint32_t i = 0; i < m->total; i++)
         if (m->cell[i].state == DRAINING && m->cell[i].drain_tick <= m->retired)
             settle(&m->cell[i]);
+    window_retire(m);
     return NULL;
 }
 
@@ -357,6 +319,7 @@ static const char *reset(struct model *m)
     RULE(blocks_reset(m->b, m->total) == STATUS_OK, "a reset takes what memory there was");
     memset(m->cell, 0, sizeof m->cell);
     memset(m->seq, 0, sizeof m->seq);
+    window_forget(m);
     m->tick = m->retired = 0;
     m->run->n_resets++;
     return NULL;
@@ -371,10 +334,19 @@ static const char *new_epoch(struct model *m)
             return why;
     }
     blocks_new_epoch(m->b);
+    m->retired = UINT64_MAX;
+    window_retire(m);
     int lose = draw(m, 2) == 0;
     if (lose)
         blocks_lose(m->b);
     m->tick = m->retired = 0;
+    for (uint32_t i = 0; i < m->window_total; i++)
+        m->window[i].busy_tick = 0;
+    if (lose && m->w.window) { /* all is read again */
+        memset(m->cell, 0, sizeof m->cell);
+        window_forget(m);
+        return NULL;
+    }
     for (uint32_t i = 0; i < m->total; i++) {
         struct cell *c = &m->cell[i];
         if (c->state == DRAINING)
@@ -401,7 +373,7 @@ static const char *compare(const struct model *m)
     RULE(n.hollow == hollow, "hollow blocks are the model's");
     RULE(n.promised == promised(m) && n.evicted == m->evicted && m->told == m->evicted, "promises and evictions are the model's");
     RULE(blocks_available(m->b) == n.free + n.cached - n.promised, "available is what is neither held nor promised");
-    return NULL;
+    return window_compare(m);
 }
 
 static const char *step(struct model *m)
@@ -438,9 +410,13 @@ const char *blocks_model_play(struct blocks_model_run *run)
     const char *why = NULL;
     m->run = run;
     m->total = run->n_blocks;
+    if (run->window)
+        m->w = (struct kv_window){.window = run->window, .kv_block = KV_BLOCK, .slots = run->window_slots, .context = CONTEXT,
+                                  .max_rows = 2, .ticks = 3};
+    window_forget(m);
     const struct blocks_options o = {.n_blocks = m->total, .n_slots = N_SLOTS, .context = CONTEXT, .kv_block = KV_BLOCK,
                                      .hash_key = rand_mix(run->seed), .hash_bits = run->hash_bits, .on_evict = on_evict,
-                                     .evict_ctx = m};
+                                     .evict_ctx = m, .window = m->w};
     if (blocks_create(&o, &m->b) != STATUS_OK)
         why = "no memory";
     for (run->failed_step = 0; !why && run->failed_step < run->n_steps; run->failed_step++) {

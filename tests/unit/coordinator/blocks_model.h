@@ -16,8 +16,11 @@ struct blocks_model_run {
     uint64_t seed;
     uint32_t hash_bits, n_steps;
     uint32_t n_blocks;    /* <= 64 */
+    uint32_t window;      /* positions that a row of the WINDOW group sees; 0: there is no such group */
+    uint32_t window_slots; /* sequences that its pool is made for */
     /* out: what happened, so that a test can see that it happened at all */
     uint32_t n_hits, n_draining_hits, n_evictions, n_busy, n_duplicates, n_resets, n_hollow, failed_step;
+    uint32_t n_trimmed, n_window_hits, n_window_misses, n_window_evictions;
 };
 
 /* NULL: every answer was the model's. */

@@ -482,20 +482,6 @@ static void a_lower_tier_is_told_of_every_evicted_block_before_it_is_used_again(
     blocks_destroy(b);
 }
 
-static void a_window_group_shares_whole_chains_and_a_state_group_has_no_blocks(void **state)
-{
-    (void)state;
-    struct blocks_options o = {.n_blocks = 20, .n_slots = 2, .context = 160, .kv_block = B, .group = {KV_WINDOW, 40}};
-    const struct text a = {.same = 1000};
-    struct blocks *b;
-    assert_int_equal(blocks_create(&o, &b), STATUS_OK);
-    pass(b, 1, &a, 100);
-    assert_int_equal(pass(b, 2, &a, 100), 6);
-    blocks_destroy(b);
-    o.group.kind = KV_STATE;
-    assert_int_equal(blocks_create(&o, &b), STATUS_UNSUPPORTED);
-}
-
 /* Open again it is found; ended, it leaves nothing, but for what others hold too. */
 static void what_is_forgotten_leaves_the_map_as_far_as_nobody_else_holds_it(void **state)
 {
@@ -566,7 +552,6 @@ int main(void)
         cmocka_unit_test(a_hit_on_what_others_hold_costs_nothing),
         cmocka_unit_test(a_reservation_is_raised_whole_or_not_at_all),
         cmocka_unit_test(a_lower_tier_is_told_of_every_evicted_block_before_it_is_used_again),
-        cmocka_unit_test(a_window_group_shares_whole_chains_and_a_state_group_has_no_blocks),
         cmocka_unit_test(what_is_forgotten_leaves_the_map_as_far_as_nobody_else_holds_it),
         cmocka_unit_test(colliding_hashes_never_find_more_than_the_common_blocks),
     };

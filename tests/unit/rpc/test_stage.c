@@ -219,7 +219,8 @@ static struct plan *sample_plan(uint64_t tick)
                            .seq = 11,
                            .slot = 2,
                            .length = 64,
-                           .n_blocks = 3,
+                           .n_blocks = 2,
+                           .n_window = 1,
                            .sampler = {.temperature = 0.5f, .top_p = 0.9f, .min_p = 0.1f, .top_k = 3, .seed = 1ull << 60}};
     struct plan_op more = {.kind = OP_APPEND, .seq = 12, .n_blocks = 1}, cut = {.kind = OP_TRUNCATE, .seq = 13, .length = 7},
                    end = {.kind = OP_CLOSE, .seq = 14};

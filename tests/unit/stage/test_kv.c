@@ -12,9 +12,10 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "kernels/ops.h"
 #include "stage/kv.h"
 
-enum { N_BLOCKS = 10, IDENTITY_BYTES = 156 };
+enum { N_BLOCKS = 10, IDENTITY_BYTES = 308 };
 
 static struct kv_options some_options(int fd)
 {
@@ -290,9 +291,62 @@ static void a_lazy_pool_takes_pages_when_they_are_written(void **state)
     close(fd);
 }
 
+/* Layers 0, 1, 3 of 4 see a window: rows of one layer and block never touch those of another. */
+static void layers_with_a_window_have_blocks_of_their_own(void **state)
+{
+    (void)state;
+    struct kv_options o = some_options(-1);
+    o.n_blocks = 40;
+    o.meaning.shape.n_layers = 4;
+    o.meaning.shape.window = (struct kv_window){.window = 20, .kv_block = 16, .slots = 2, .context = 200, .max_rows = 4, .ticks = 2};
+    o.meaning.shape.window_layers[0] = 1 | 2 | 8;
+    struct kv_pool p = open_pool(&o);
+    const size_t layer_bytes = kv_layer_bytes(&p.shape);
+    assert_int_equal(p.n_window, kv_window_blocks(&p.shape.window, 40));
+    assert_true(p.n_window > 5 && p.n_window < 40);
+    assert_int_equal(kv_block_bytes(&p.shape), layer_bytes);
+    assert_int_equal(kv_window_block_bytes(&p.shape), 3 * layer_bytes);
+    assert_int_equal(p.bytes, (40 + 3 * p.n_window) * layer_bytes);
+    for (uint32_t layer = 0; layer < 4; layer++) {
+        const struct kv_view v = kv_pool_view(&p, layer);
+        const uint32_t n = kv_pool_is_window(&p, layer) ? p.n_window : 40;
+        assert_int_equal(kv_pool_is_window(&p, layer), layer != 2);
+        for (uint32_t b = 0; b < n; b++) {
+            uint8_t *at = v.pool + b * v.block_stride + v.layer_offset;
+            assert_true(at >= p.data && at + layer_bytes <= p.data + p.bytes);
+            for (size_t i = 0; i < layer_bytes; i++)
+                assert_int_equal(at[i], 0); /* nobody's yet */
+            memset(at, 0x5a, layer_bytes);
+        }
+    }
+    assert_true(all_are(&p, 0x5a)); /* nothing is between them */
+    kv_pool_close(&p);
+}
+
+static void a_pool_of_another_window_is_not_taken_up(void **state)
+{
+    (void)state;
+    int fd = make_fd();
+    struct kv_options o = some_options(fd);
+    o.meaning.shape.window = (struct kv_window){.window = 20, .kv_block = 16, .slots = 2, .context = 200, .max_rows = 4, .ticks = 2};
+    o.meaning.shape.window_layers[0] = 2;
+    struct kv_pool p = open_pool(&o);
+    uint64_t id = kv_pool_id(&p);
+    kv_pool_close(&p);
+    assert_int_equal(kv_pool_kept_blocks(fd, &o.meaning), N_BLOCKS);
+    p = open_pool(&o);
+    assert_true(p.kept && kv_pool_id(&p) == id);
+    kv_pool_close(&p);
+    o.meaning.shape.window.ticks = 3; /* the number of its WINDOW blocks follows from it */
+    assert_int_equal(kv_pool_kept_blocks(fd, &o.meaning), 0);
+    close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layers_with_a_window_have_blocks_of_their_own),
+        cmocka_unit_test(a_pool_of_another_window_is_not_taken_up),
         cmocka_unit_test(a_new_pool_is_zeroed_unmarked_and_named),
         cmocka_unit_test(what_fits_is_taken_up_whole),
         cmocka_unit_test(a_pool_of_anything_else_is_zeroed_and_named_anew),

@@ -179,9 +179,33 @@ static void sizes_without_end_are_refused_not_wrapped(void **state)
     refusal(n, 4096);
 }
 
+/* Fifteen sixteenths of the KV are of layers that see a block of positions: bytes are no longer in proportion to blocks, and what is named as fitting fits. */
+static void layers_with_a_window_take_less_and_what_is_named_fits(void **state)
+{
+    (void)state;
+    struct memory_needs n = whole, w = whole;
+    w.block_bytes = n.block_bytes / 16;
+    w.window_block_bytes = n.block_bytes - w.block_bytes;
+    w.window = (struct kv_window){.window = n.kv_block, .kv_block = n.kv_block, .slots = n.slots, .context = n.context,
+                                  .max_rows = n.kv_block, .ticks = 2};
+    const uint64_t all = n.slots * memory_plan_per_slot(&n);
+    const struct memory_plan plain = plan(n, 1 << 20), window = plan(w, 1 << 20);
+    assert_true(plain.n_blocks == all && window.n_blocks == all);
+    assert_int_equal(window.kv, all * w.block_bytes + kv_window_blocks(&w.window, (uint32_t)all) * w.window_block_bytes);
+    assert_true(window.kv < plain.kv);
+    w.asked_kv_bytes = window.kv;
+    assert_int_equal(plan(w, 1 << 20).n_blocks, all);
+    w.asked_kv_bytes = window.kv - 1;
+    assert_int_equal(plan(w, 1 << 20).n_blocks, all - 1);
+    w.block_bytes = 0; /* a stage all of whose layers have one */
+    w.asked_kv_bytes = 0;
+    assert_int_equal(plan(w, 1 << 20).n_blocks, all);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layers_with_a_window_take_less_and_what_is_named_fits),
         cmocka_unit_test(every_slot_gets_a_context_where_there_is_room),
         cmocka_unit_test(less_room_gives_fewer_contexts_and_never_more_than_half),
         cmocka_unit_test(a_context_that_does_not_fit_is_refused_with_one_that_does),

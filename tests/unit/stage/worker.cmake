@@ -1,5 +1,6 @@
 # Plans, sequences, links, epochs (stage/worker.h).
 sluice_test(test_stage_sequences LABEL unit SOURCES test_sequences.c DEPS sluice_worker)
+sluice_test(test_stage_sequences_window LABEL unit SOURCES test_sequences_window.c DEPS sluice_worker)
 sluice_test(test_stage_pipeline LABEL unit SOURCES test_pipeline.c DEPS sluice_test_pipeline sluice_fake_compute)
 sluice_test(test_stage_worker LABEL unit SOURCES test_worker.c DEPS sluice_test_pipeline sluice_fake_compute)
 sluice_test(test_stage_neighbour LABEL unit SOURCES test_neighbour.c DEPS sluice_test_pipeline sluice_fake_compute)
