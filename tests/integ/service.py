@@ -367,7 +367,10 @@ class Service:
         for what in self.pids.keys() - self.ended - set(ended):
             assert self.pid(what) == self.pids[what], f"the {what} has restarted"
         if self.fake and canary:
+            before = self.status()["requests"]["done"]
             self.ask(CANARY, 6, seconds=10).assert_reference(CANARY, 6)
+            # The figures follow the answers.
+            wait_for(lambda: self.status()["requests"]["done"] > before and not self.quiet_problem(), 1, "the canary is done")
 
     def assert_starts_in_order(self, prompts, n):
         """Clients that nobody knows, 50 ms apart: their first tokens come in the order of their arrival."""
