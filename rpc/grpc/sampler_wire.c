@@ -27,6 +27,12 @@ void sampler_pack(const struct sampler_params *s, int has_seed, const uint32_t *
     }
 }
 
+/* A zero below zero is one: on the way back it would be the default, and not the same bits. */
+static float plain_zero(float value)
+{
+    return value + 0.0f;
+}
+
 static enum status check(float value, float max, const char *name, struct error *err)
 {
     if (!isfinite(value) || value < 0 || value > max)
@@ -50,10 +56,10 @@ static enum status unpack_more(const Sluice__V1__Sampler *m, struct sampler_para
 {
     struct sampler_fault f;
     TRY(check_bias(m, err));
-    s->repeat_penalty = m->repeat_penalty;
-    s->presence_penalty = m->presence_penalty;
-    s->frequency_penalty = m->frequency_penalty;
-    s->typical_p = m->typical_p;
+    s->repeat_penalty = plain_zero(m->repeat_penalty);
+    s->presence_penalty = plain_zero(m->presence_penalty);
+    s->frequency_penalty = plain_zero(m->frequency_penalty);
+    s->typical_p = plain_zero(m->typical_p);
     s->repeat_last_n = m->repeat_last_n;
     s->n_prompt = m->n_prompt;
     s->n_top = m->n_top;
@@ -67,10 +73,10 @@ enum status sampler_unpack(const Sluice__V1__Sampler *m, struct sampler_params *
 {
     struct sampler_params s = {.top_p = 1};
     if (m) {
-        s.temperature = m->temperature;
+        s.temperature = plain_zero(m->temperature);
         if (m->top_p_choice_case == SLUICE__V1__SAMPLER__TOP_P_CHOICE_TOP_P)
-            s.top_p = m->top_p;
-        s.min_p = m->min_p;
+            s.top_p = plain_zero(m->top_p);
+        s.min_p = plain_zero(m->min_p);
         s.top_k = m->top_k;
         if (m->seed_choice_case == SLUICE__V1__SAMPLER__SEED_CHOICE_SEED)
             s.seed = m->seed;
