@@ -116,7 +116,7 @@ def fc_09_three_at_once_with_long_and_short_prompts_at_every_share():
 
 # --- shares and exactness ---------------------------------------------------------------------------------------------------------
 
-@case("full", seconds=300, real=True)
+@case("nightly", seconds=300, real=True)
 def fc_10_three_streams_keep_half_of_their_speed_beside_8000_tokens():
     prompt = words(8000, 5)
     with service() as s:
