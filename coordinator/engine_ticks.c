@@ -97,15 +97,15 @@ static void add_run(struct engine *e, struct request *r, const struct sched_run 
     CHECK(plan_add_run(e->plan, &out, e->scratch) == STATUS_OK);
 }
 
-/* Returns how many of the run's rows were planned before: the request has lost them since. */
+/* Returns how many of the run's rows are not the first reading of prompt tokens: the request has lost what it had read of them, or
+ * they are of its answer. (The newest id of one that is parked may never have been planned: it is read with the rest.) */
 static uint32_t note_planned(struct request *r, const struct sched_run *run)
 {
-    uint32_t end = run->kv_index + run->n, again = 0;
-    if (r->n_planned > run->kv_index)
-        again = r->n_planned < end ? r->n_planned - run->kv_index : run->n;
+    uint32_t end = run->kv_index + run->n, first = r->n_planned > run->kv_index ? r->n_planned : run->kv_index;
+    uint32_t prompt_end = end < r->n_prompt ? end : r->n_prompt;
     if (end > r->n_planned)
         r->n_planned = end;
-    return again;
+    return run->n - (prompt_end > first ? prompt_end - first : 0);
 }
 
 static void fill_plan(struct engine *e, const struct sched_plan *sp)
