@@ -112,10 +112,9 @@ static void sigterm_ends_it_soon_and_sigusr2_dumps_its_trace(void **state)
     char *secret = secret_file();
     struct mini *m = mini_open("127.0.0.1:0", "0123456789abcdef");
     struct from_stage got;
-    const char *const flags[] = {"--coordinator", mini_address(m), "--stage", "3", "--token-file", secret, NULL};
+    const char *const flags[] = {"--coordinator", mini_address(m), "--token-file", secret, NULL};
     pid_t pid = run(flags);
     mini_await(m, FROM_STAGE_HELLO, &got);
-    assert_int_equal(got.hello.stage, 3);
     assert_int_equal(got.hello.pid, pid);
     mini_assign(m, 2);
     mini_join(m, 1);
@@ -127,6 +126,23 @@ static void sigterm_ends_it_soon_and_sigusr2_dumps_its_trace(void **state)
     assert_true(clock_now_ns() - start_ns < NS_PER_S);
     assert_non_null(strstr(words, "epoch 1 tick 0"));
     assert_non_null(strstr(words, "worker"));
+    mini_close(m);
+    unlink(secret);
+}
+
+static void it_says_the_index_that_it_was_told(void **state)
+{
+    (void)state;
+    char *secret = secret_file();
+    struct mini *m = mini_open("127.0.0.1:0", "0123456789abcdef");
+    struct from_stage got;
+    const char *const flags[] = {"--coordinator", mini_address(m), "--stage", "3", "--token-file", secret, NULL};
+    pid_t pid = run(flags);
+    mini_await(m, FROM_STAGE_HELLO, &got);
+    assert_int_equal(got.hello.stage, 3);
+    assert_int_equal(got.hello.pid, pid);
+    kill(pid, SIGTERM);
+    assert_int_equal(end_of(pid), 0);
     mini_close(m);
     unlink(secret);
 }
@@ -323,6 +339,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wrong_start_has_its_exit_code_and_one_line),
         cmocka_unit_test(a_taken_data_address_is_exit_code_4),
+        cmocka_unit_test(it_says_the_index_that_it_was_told),
         cmocka_unit_test(sigterm_ends_it_soon_and_sigusr2_dumps_its_trace),
         cmocka_unit_test(a_refusal_by_the_coordinator_is_its_exit_code),
         cmocka_unit_test(a_killed_process_leaves_its_pool_to_the_next_within_200_ms),
