@@ -1,10 +1,10 @@
 /* coordinator/block_pool.h - blocks of one group, each in the list of its state.
  *
  * Purpose    What blocks.c keeps for the PAGED group and blocks_window.c for the WINDOW group. It knows neither tables nor ticks.
- * Ownership  block_pool_reset allocates, block_pool_free frees; a zeroed pool is an empty one.
+ * Ownership  block_pool_make_room allocates, block_pool_free frees; a zeroed pool is an empty one.
  * Threading  Engine thread only.
  * Invariants 1. Every block is counted in the list of its state, and linked in it unless it is live.
- * Errors     OUT_OF_MEMORY (reset), nothing changed then.
+ * Errors     OUT_OF_MEMORY (block_pool_make_room), nothing changed then.
  */
 #ifndef SLUICE_COORDINATOR_BLOCK_POOL_H
 #define SLUICE_COORDINATOR_BLOCK_POOL_H

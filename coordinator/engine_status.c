@@ -155,14 +155,8 @@ static void fill(struct engine *e, struct service_status *s, int64_t now)
 static void fill_metrics(const struct engine *e, struct metrics *m, const struct service_status *s)
 {
     struct pipeline_stats ps = pipeline_stats(e->pipeline);
-    const struct blocks_count w = blocks_window_counts(e->blocks);
     *m = e->metrics;
-    m->window_blocks.total = w.total;
-    m->window_blocks.free = w.free;
-    m->window_blocks.cached = w.cached;
-    m->window_blocks.live = w.live;
-    m->window_blocks.draining = w.draining;
-    m->window_blocks.evicted = w.evicted;
+    m->window_blocks = blocks_window_counts(e->blocks);
     m->stale[STALE_STAGE_MESSAGE] = ps.stale;
     m->protocol_errors += ps.protocol_errors;
     for (int i = 0; i < REJECT_N; i++)

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "common/base/buf.h"
+#include "coordinator/blocks.h" /* struct blocks_count: plain data */
 #include "rpc/grpc/admin_api.h"
 #include "rpc/grpc/inference_api.h" /* struct usage: plain data */
 
@@ -50,10 +51,7 @@ struct metrics {
     uint64_t prompt_tokens, cached_tokens, generated_tokens, replayed_tokens, preemptions;
     uint64_t stale[STALE_N], protocol_errors, write_stalled;
     uint64_t ticks, decode_rows, prompt_rows;
-    struct {
-        uint32_t total, free, cached, live, draining;
-        uint64_t evicted;
-    } window_blocks; /* of layers with a window; total 0: the model has none */
+    struct blocks_count window_blocks; /* of layers with a window; total 0: the model has none */
     struct histogram ttft, itl, queue, e2e;
     struct histogram read, decode, inference, tpot, request_prompt, request_generated; /* of requests that ended well */
     struct histogram tick_decode_rows, tick_prompt_rows, tick_rows;

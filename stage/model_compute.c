@@ -9,7 +9,7 @@
 #include "stage/calibrate.h"
 #include "stage/kv.h"
 #include "stage/memory.h"
-#include "stage/memory_plan.h"
+#include "stage/model_needs.h"
 
 #define LOG_MODULE "model"
 #include "common/base/log.h"
@@ -98,12 +98,6 @@ static struct kv_meaning kv_meaning(const struct model_compute *m, const struct 
     return k;
 }
 
-static uint64_t buffers_of(const void *ctx, uint32_t max_rows)
-{
-    const struct model_compute *m = ctx;
-    return forward_bytes(&(struct forward_options){.weights = &m->weights, .team = m->team, .max_rows = max_rows});
-}
-
 /* Stages that start together load one after the other or side by side: each may take its share of what was free before. */
 static uint64_t free_bytes(const struct model_compute *m)
 {
@@ -113,25 +107,17 @@ static uint64_t free_bytes(const struct model_compute *m)
     return m->restarted || now < m->share_bytes ? now : m->share_bytes;
 }
 
-/* The head is read whole by the last stage, however many there are. */
-static uint64_t head_bytes(const struct model_compute *m)
-{
-    const struct weight *h = &m->weights.head;
-    return m->weights.has_head ? m->ops->weight_bytes(h->type, h->n, h->k) : 0;
-}
-
 static enum status plan_memory(struct model_compute *m, const struct msg_assign *a, struct load_plan *p, struct error *err)
 {
     *p = (struct load_plan){.meaning = kv_meaning(m, a)};
-    const struct memory_needs needs = {
-        .stage = a->stage, .n_stages = a->n_stages, .n_layers = a->end_layer - a->first_layer,
-        .model_layers = m->model.hp.n_layers, .weights = m->weights.memory_bytes, .head = head_bytes(m),
-        .buffers = buffers_of(m, a->max_rows), .buffers_of = buffers_of, .buffers_ctx = m,
-        .max_rows = a->max_rows, .slots = a->slots, .context = a->context, .kv_block = a->kv_block,
-        .block_bytes = kv_block_bytes(&p->meaning.shape), .window = p->meaning.shape.window,
-        .window_block_bytes = kv_window_block_bytes(&p->meaning.shape), .asked_blocks = a->n_blocks, .asked_kv_bytes = a->kv_bytes,
-        .free = free_bytes(m), .most_kv = m->memory_bytes ? 0 : m->share_bytes / 2,
-        .kept_blocks = kv_pool_kept_blocks(m->kv_fd, &p->meaning), .held_bytes = kv_fd_resident(m->kv_fd)};
+    const struct sized_stage sized = {&m->weights, m->team};
+    struct memory_needs needs = model_needs(&sized, a, &p->meaning.shape);
+    needs.asked_blocks = a->n_blocks;
+    needs.asked_kv_bytes = a->kv_bytes;
+    needs.free = free_bytes(m);
+    needs.most_kv = m->memory_bytes ? 0 : m->share_bytes / 2;
+    needs.kept_blocks = kv_pool_kept_blocks(m->kv_fd, &p->meaning);
+    needs.held_bytes = kv_fd_resident(m->kv_fd);
     TRY(memory_plan_make(&needs, &p->memory, err));
     p->kept = needs.kept_blocks == p->memory.n_blocks;
     LOG_INFO("stage %u of %u, layers %u..%u: %s", a->stage, a->n_stages, a->first_layer, a->end_layer - 1,

@@ -7,9 +7,7 @@
 #include "common/text/chat_template.h"
 #include "deploy/cli/model.h"
 #include "kernels/quant.h"
-#include "stage/forward.h"
-#include "stage/kv.h"
-#include "stage/weights.h"
+#include "stage/model_needs.h"
 
 enum { ROWS = 512 }; /* of a tick, as the coordinator plans them unless it is told otherwise */
 static const char PYTHON[] = "/usr/bin/python3"; /* default of --python */
@@ -112,33 +110,17 @@ static void read_contents(struct model_report *r, const struct model_options *o,
 
 /* --- stages ----------------------------------------------------------------------------------------------------------------- */
 
-struct stage_sizes {
-    struct weights weights;
-    struct team *team;
-};
-
-static uint64_t buffers_of(const void *ctx, uint32_t max_rows)
+static void size_stage(struct model_report *r, const struct model_options *o, const struct sized_stage *s, uint32_t stage)
 {
-    const struct stage_sizes *s = ctx;
-    return forward_bytes(&(struct forward_options){.weights = &s->weights, .team = s->team, .max_rows = max_rows});
-}
-
-static void size_stage(struct model_report *r, const struct model_options *o, const struct stage_sizes *s, uint32_t stage)
-{
-    const struct weights *w = &s->weights;
+    const struct weights *w = s->weights;
     struct model_stage_needs *n = &r->stages[stage];
-    const uint32_t rows = o->slots > ROWS ? o->slots : ROWS;
-    const struct msg_assign a = {.first_layer = w->first_layer, .end_layer = w->end_layer, .slots = o->slots,
-                                 .context = r->context, .kv_block = o->kv_block, .max_rows = rows, .window = o->stages + 1};
+    const struct msg_assign a = {.stage = stage, .n_stages = o->stages, .first_layer = w->first_layer, .end_layer = w->end_layer,
+                                 .slots = o->slots, .context = r->context, .kv_block = o->kv_block,
+                                 .max_rows = o->slots > ROWS ? o->slots : ROWS, .window = o->stages + 1};
     const struct kv_shape shape = kv_shape_of(&r->model, &a);
     n->file_bytes = w->file_bytes;
-    n->needs = (struct memory_needs){.stage = stage, .n_stages = o->stages, .n_layers = shape.n_layers,
-                                     .model_layers = r->model.hp.n_layers, .weights = w->memory_bytes,
-                                     .head = w->has_head ? w->ops->weight_bytes(w->head.type, w->head.n, w->head.k) : 0,
-                                     .buffers = buffers_of(s, rows), .buffers_of = buffers_of, .buffers_ctx = s,
-                                     .max_rows = rows, .slots = o->slots, .context = r->context, .kv_block = o->kv_block,
-                                     .block_bytes = kv_block_bytes(&shape), .window = shape.window,
-                                     .window_block_bytes = kv_window_block_bytes(&shape), .free = r->free / o->stages};
+    n->needs = model_needs(s, &a, &shape);
+    n->needs.free = r->free / o->stages;
     n->kv_context = kv_pool_bytes(&shape, o->slots * memory_plan_per_slot(&n->needs)) / o->slots;
     struct memory_plan plan;
     struct error err = {0};
@@ -159,7 +141,8 @@ static int usable_cores(void)
 /* What weights_plan refuses (a shape that no kernel takes) is a refusal like the others. */
 static enum status size_stages(struct model_report *r, const struct model_options *o, const struct ops *ops, struct error *err)
 {
-    struct stage_sizes s = {.team = NULL};
+    struct weights weights;
+    struct sized_stage s = {.weights = &weights};
     const int cores = usable_cores() / (int)o->stages;
     r->threads = cores < 1 ? 1 : cores > TEAM_MAX_THREADS ? TEAM_MAX_THREADS : (uint32_t)cores;
     r->context = o->context ? o->context : r->model.hp.n_context;
@@ -174,12 +157,12 @@ static enum status size_stages(struct model_report *r, const struct model_option
     for (uint32_t i = 0; i < o->stages; i++) {
         struct error why = {0};
         if (weights_plan(&r->model, ops, r->split.first_layer[i], r->split.first_layer[i + 1], i == 0, i + 1 == o->stages,
-                         &s.weights, &why) != STATUS_OK) {
+                         &weights, &why) != STATUS_OK) {
             refuse(r, why.message);
             break;
         }
         size_stage(r, o, &s, i);
-        weights_free(&s.weights);
+        weights_free(&weights);
     }
     team_destroy(s.team);
     return STATUS_OK;

@@ -150,14 +150,8 @@ static void take_up(const struct batch *want, uint32_t n_stages, uint32_t kv_blo
 
 static void open_model(const char *path)
 {
-    struct model m;
-    struct error err = {0};
     snprintf(t.path, sizeof t.path, "%s", path);
-    if (model_open(t.path, &m, &err) != STATUS_OK)
-        fail_msg("%s", err.message);
-    t.n_layers = m.hp.n_layers;
-    t.n_vocab = m.hp.n_vocab;
-    model_close(&m);
+    models_read_sizes(t.path, &t.n_layers, &t.n_vocab);
     make_prompts();
 }
 

@@ -46,12 +46,8 @@ static struct transcript make(const char *path, const struct variant *v)
 
 static uint32_t layers_of(const char *path)
 {
-    struct model m;
-    struct error err;
-    if (model_open(path, &m, &err) != STATUS_OK)
-        fail_msg("%s", err.message);
-    uint32_t n = m.hp.n_layers;
-    model_close(&m);
+    uint32_t n, n_vocab;
+    models_read_sizes(path, &n, &n_vocab);
     return n;
 }
 

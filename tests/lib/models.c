@@ -1,10 +1,15 @@
 #include "tests/lib/models.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/check.h"
+#include "common/model/hparams.h"
 
 const struct tiny_model tiny_models[] = {
     {"llama-f32", TINY_FLOAT, 1},      {"llama-tied-f32", TINY_FLOAT, 1}, {"llama-rope3-f32", TINY_FLOAT, 1},
@@ -39,6 +44,17 @@ int tiny_is_chosen(const struct tiny_model *m, int argc, char **argv)
 void tiny_path(const char *name, char *out, size_t size)
 {
     snprintf(out, size, "%s/tiny/%s.gguf", SLUICE_VECTORS, name);
+}
+
+void models_read_sizes(const char *path, uint32_t *n_layers, uint32_t *n_vocab)
+{
+    struct model m;
+    struct error err = {0};
+    if (model_open(path, &m, &err) != STATUS_OK)
+        fail_msg("%s", err.message);
+    *n_layers = m.hp.n_layers;
+    *n_vocab = m.hp.n_vocab;
+    model_close(&m);
 }
 
 const char *real_model_path(const char *name)

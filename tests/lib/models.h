@@ -31,6 +31,9 @@ extern const uint32_t n_tiny_models;
 int tiny_is_chosen(const struct tiny_model *m, int argc, char **argv);
 void tiny_path(const char *name, char *out, size_t size);
 
+/* Of the file, which must open: the test fails else. */
+void models_read_sizes(const char *path, uint32_t *n_layers, uint32_t *n_vocab);
+
 /* smollm2, qwen2.5, gemma3: the file's path, or NULL with the reason printed (the test exits 77). */
 const char *real_model_path(const char *name);
 

@@ -14,8 +14,8 @@
 #include "common/base/clock.h"
 #include "common/base/rand.h"
 #include "common/text/detokenizer.h"
+#include "made.h"
 #include "vectors.h"
-#include "vocabulary_maker.h"
 
 enum { MAX_TOKENS = 400 };
 
@@ -30,16 +30,8 @@ struct recipe {
     int unknown, bos, add_bos;  /* -1: no key */
 };
 
-struct made {
-    struct vocabulary_maker maker;
-    struct gguf *gguf;
-    struct tokenizer *t;
-};
-
-static enum status make(const struct recipe *r, struct made *out, struct error *err)
+static void put(const struct recipe *r, struct vocabulary_maker *m)
 {
-    struct vocabulary_maker *m = &out->maker;
-    size_t len;
     vocabulary_maker_init(m);
     vocabulary_maker_text(m, "tokenizer.ggml.model", "llama");
     vocabulary_maker_texts(m, "tokenizer.ggml.tokens", r->tokens, r->n);
@@ -54,36 +46,21 @@ static enum status make(const struct recipe *r, struct made *out, struct error *
         vocabulary_maker_u32(m, "tokenizer.ggml.bos_token_id", (uint32_t)r->bos);
     if (r->add_bos >= 0)
         vocabulary_maker_bool(m, "tokenizer.ggml.add_bos_token", r->add_bos);
-    const void *bytes = vocabulary_maker_bytes(m, &len);
-    out->t = NULL;
-    assert_int_equal(gguf_open_memory(bytes, len, &out->gguf, err), STATUS_OK);
-    return tokenizer_create(out->gguf, &out->t, err);
-}
-
-static void unmake(struct made *m)
-{
-    tokenizer_destroy(m->t);
-    gguf_close(m->gguf);
-    vocabulary_maker_fini(&m->maker);
 }
 
 static struct made must_make(const struct recipe *r)
 {
     struct made m;
-    struct error err = {0};
-    if (make(r, &m, &err) != STATUS_OK)
-        fail_msg("%s", err.message);
+    put(r, &m.maker);
+    made_must_open(&m);
     return m;
 }
 
 static void refused_with(const struct recipe *r, const char *word, const char *word2)
 {
     struct made m;
-    struct error err = {0};
-    assert_int_equal(make(r, &m, &err), STATUS_BAD_MODEL);
-    if (!strstr(err.message, word) || !strstr(err.message, word2))
-        fail_msg("\"%s\" does not say %s and %s", err.message, word, word2);
-    unmake(&m);
+    put(r, &m.maker);
+    made_must_be_refused(&m, word, word2);
 }
 
 static void add(struct recipe *r, const char *token, int32_t kind, float score)

@@ -10,8 +10,8 @@
 
 #include "common/base/check.h"
 #include "common/text/detokenizer.h"
+#include "made.h"
 #include "vectors.h"
-#include "vocabulary_maker.h"
 
 /* The 256 symbols, then what a test adds. */
 struct recipe {
@@ -23,12 +23,6 @@ struct recipe {
     int add_bos, add_eos;  /* 0: no key, 1: true, -1: false */
     int n_kinds_off;       /* added to the number of token types */
     int no_model, no_pre, no_tokens, no_kinds, no_merges;
-};
-
-struct made {
-    struct vocabulary_maker maker;
-    struct gguf *gguf;
-    struct tokenizer *t;
 };
 
 static size_t count(const char *const *list)
@@ -75,9 +69,8 @@ static void put_ids(struct vocabulary_maker *m, const struct recipe *r)
         vocabulary_maker_bool(m, "tokenizer.ggml.add_eos_token", r->add_eos > 0);
 }
 
-static enum status make(const struct recipe *r, struct made *out, struct error *err)
+static void put(const struct recipe *r, struct vocabulary_maker *m)
 {
-    struct vocabulary_maker *m = &out->maker;
     vocabulary_maker_init(m);
     if (!r->no_model)
         vocabulary_maker_text(m, "tokenizer.ggml.model", r->model ? r->model : "gpt2");
@@ -85,37 +78,21 @@ static enum status make(const struct recipe *r, struct made *out, struct error *
         vocabulary_maker_text(m, "tokenizer.ggml.pre", r->pre ? r->pre : "gpt-2");
     put_arrays(m, r);
     put_ids(m, r);
-    size_t len;
-    const void *bytes = vocabulary_maker_bytes(m, &len);
-    out->t = NULL;
-    assert_int_equal(gguf_open_memory(bytes, len, &out->gguf, err), STATUS_OK);
-    return tokenizer_create(out->gguf, &out->t, err);
-}
-
-static void unmake(struct made *m)
-{
-    tokenizer_destroy(m->t);
-    gguf_close(m->gguf);
-    vocabulary_maker_fini(&m->maker);
 }
 
 static struct made must_make(const struct recipe *r)
 {
     struct made m;
-    struct error err = {0};
-    if (make(r, &m, &err) != STATUS_OK)
-        fail_msg("%s", err.message);
+    put(r, &m.maker);
+    made_must_open(&m);
     return m;
 }
 
 static void refused_with(const struct recipe *r, const char *word, const char *word2)
 {
     struct made m;
-    struct error err = {0};
-    assert_int_equal(make(r, &m, &err), STATUS_BAD_MODEL);
-    if (!strstr(err.message, word) || !strstr(err.message, word2))
-        fail_msg("\"%s\" does not say %s and %s", err.message, word, word2);
-    unmake(&m);
+    put(r, &m.maker);
+    made_must_be_refused(&m, word, word2);
 }
 
 /* Ids below 256 are bytes: written as that character; others as {n}. */
