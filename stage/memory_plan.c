@@ -13,9 +13,9 @@ uint64_t memory_plan_per_slot(const struct memory_needs *n)
     return ((uint64_t)n->context + n->kv_block - 1) / n->kv_block;
 }
 
-static uint64_t fixed_bytes(const struct memory_needs *n)
+uint64_t memory_plan_fixed(const struct memory_needs *n)
 {
-    return n->weights + n->buffers + MEMORY_PLAN_SLACK;
+    return n->weights + n->buffers + n->slots * n->sampler + MEMORY_PLAN_SLACK;
 }
 
 static uint64_t less(uint64_t a, uint64_t b)
@@ -57,7 +57,7 @@ static uint64_t room_for_kv(const struct memory_needs *n)
 {
     if (!n->free)
         return UINT64_MAX;
-    const uint64_t fixed = fixed_bytes(n), left = n->free > fixed ? n->free - fixed + n->held_bytes : 0;
+    const uint64_t fixed = memory_plan_fixed(n), left = n->free > fixed ? n->free - fixed + n->held_bytes : 0;
     return n->asked_blocks || n->asked_kv_bytes ? left : less(left, n->most_kv ? n->most_kv : n->free / 2);
 }
 
@@ -79,7 +79,7 @@ static uint64_t choose_blocks(const struct memory_needs *n)
 static uint64_t total_bytes(const struct memory_needs *n, uint64_t blocks)
 {
     const uint64_t kv = kv_bytes(n, blocks);
-    return fixed_bytes(n) + kv - less(n->held_bytes, kv);
+    return memory_plan_fixed(n) + kv - less(n->held_bytes, kv);
 }
 
 static int fits(const struct memory_needs *n, uint64_t blocks)
@@ -123,6 +123,19 @@ static void advise_rows(const struct memory_needs *n, struct advice *a)
     }
 }
 
+/* KV is no matter of slots where nobody has said how much it shall be: one context must fit. */
+static void advise_slots(const struct memory_needs *n, struct advice *a)
+{
+    struct memory_needs fewer = *n;
+    for (uint32_t slots = n->slots / 2; n->sampler && slots; slots /= 2) {
+        fewer.slots = fewer.window.slots = slots;
+        if (fits(&fewer, choose_blocks(&fewer))) {
+            ADVISE(a, "--slots %u or fewer", slots);
+            return;
+        }
+    }
+}
+
 /* Memory of this machine gets no more by stages that share it: the further ones must stand elsewhere. */
 static void advise_stages(const struct memory_needs *n, struct advice *a)
 {
@@ -142,6 +155,15 @@ static void advise_stages(const struct memory_needs *n, struct advice *a)
     }
 }
 
+/* ", samplers 128.0 MiB", where there are any. */
+static struct memory_plan_text print_samplers(const struct memory_needs *n)
+{
+    struct memory_plan_text t = {""};
+    if (n->sampler)
+        snprintf(t.text, sizeof t.text, ", samplers %s", memory_print(n->slots * n->sampler).text);
+    return t;
+}
+
 /* "5.1 GiB of 3.9 GiB"; in MiB where they are too near each other for that. */
 static struct memory_plan_text print_pair(uint64_t needs, uint64_t has)
 {
@@ -158,17 +180,18 @@ static enum status refuse(const struct memory_needs *n, uint64_t blocks, struct 
     char list[sizeof a.items + 32] = "";
     advise_kv(n, &a);
     advise_rows(n, &a);
+    advise_slots(n, &a);
     advise_stages(n, &a);
     for (int i = 0; i < a.n; i++) {
         const size_t len = strlen(list);
         snprintf(list + len, sizeof list - len, "%s%s", i == 0 ? "" : i + 1 < a.n ? ", " : " or ", a.items[i]);
     }
     const int is_auto = !n->asked_blocks && !n->asked_kv_bytes;
-    return error_set(err, STATUS_OUT_OF_MEMORY, "needs %s: %s (weights %s, KV %s%s, buffers %s, %s besides)",
+    return error_set(err, STATUS_OUT_OF_MEMORY, "needs %s: %s (weights %s, KV %s%s, buffers %s%s, %s besides)",
                      print_pair(total_bytes(n, blocks), n->free).text, a.n ? list : "it takes more memory",
                      memory_print(n->weights).text, memory_print(kv_bytes(n, blocks)).text,
                      is_auto ? " for one context, at most half of all" : "", memory_print(n->buffers).text,
-                     memory_print(MEMORY_PLAN_SLACK).text);
+                     print_samplers(n).text, memory_print(MEMORY_PLAN_SLACK).text);
 }
 
 enum status memory_plan_make(const struct memory_needs *n, struct memory_plan *out, struct error *err)
@@ -190,8 +213,8 @@ struct memory_plan_text memory_plan_print(const struct memory_needs *n, const st
     char room[64] = "every slot's context";
     if (contexts < n->slots)
         snprintf(room, sizeof room, "%" PRIu64 " of %u contexts of %u", contexts, n->slots, n->context);
-    snprintf(t.text, sizeof t.text, "weights %s, KV %s (%u blocks of %u: %s), buffers %s: %s%s%s", memory_print(n->weights).text,
-             memory_print(p->kv).text, p->n_blocks, n->kv_block, room, memory_print(n->buffers).text,
+    snprintf(t.text, sizeof t.text, "weights %s, KV %s (%u blocks of %u: %s), buffers %s%s: %s%s%s", memory_print(n->weights).text,
+             memory_print(p->kv).text, p->n_blocks, n->kv_block, room, memory_print(n->buffers).text, print_samplers(n).text,
              memory_print(p->total).text, n->free ? " of " : "", n->free ? memory_print(n->free).text : "");
     return t;
 }

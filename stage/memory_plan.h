@@ -26,6 +26,7 @@ struct memory_needs {
     uint64_t weights;                /* bytes as they lie packed */
     uint64_t head;                   /* of these what stays whole however the layers are cut */
     uint64_t buffers;                /* for ticks of max_rows */
+    uint64_t sampler;                /* of one slot: what penalties and biases are kept in; 0 where nothing is sampled */
     uint64_t (*buffers_of)(const void *ctx, uint32_t max_rows); /* buffers of shorter ticks */
     const void *buffers_ctx;
     uint32_t max_rows, slots, context, kv_block;
@@ -47,6 +48,8 @@ struct memory_plan {
 };
 
 enum status memory_plan_make(const struct memory_needs *n, struct memory_plan *out, struct error *err);
+/* Of what a stage takes all but KV. */
+uint64_t memory_plan_fixed(const struct memory_needs *n);
 /* Blocks of one sequence as long as the context. */
 uint64_t memory_plan_per_slot(const struct memory_needs *n);
 /* One line about a plan that was made: the parts, and for how many contexts the pool has room. */

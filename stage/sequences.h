@@ -56,6 +56,12 @@ struct sequences_limits {
                           * in pages that nobody touches before a sampler asks for it. A note is known before the next plan. */
 };
 
+/* Of one slot, once a sampler with penalties and biases was there. */
+static inline uint64_t sequences_sampler_bytes(uint32_t context)
+{
+    return (uint64_t)context * sizeof(uint32_t) + MAX_BIASES * sizeof(struct logit_bias);
+}
+
 enum status sequences_create(const struct sequences_limits *l, struct sequences **out);
 void sequences_destroy(struct sequences *s);
 void sequences_clear(struct sequences *s);

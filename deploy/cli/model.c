@@ -57,16 +57,17 @@ static void print_contents(const struct model_report *r, FILE *f)
 static void print_stages(const struct model_report *r, const struct model_options *o, FILE *f)
 {
     fprintf(f, "\n%u slots, context %u, KV blocks of %u; weights as they lie packed (rows of the embedding stay in the file):\n"
-            "%-6s %-9s %11s %11s %11s %11s %11s %11s\n", o->slots, r->context, o->kv_block,
-            "stage", "layers", "in the file", "weights", "a context", "all slots", "buffers", "together");
+            "%-6s %-9s %11s %11s %11s %11s %11s %11s %11s\n", o->slots, r->context, o->kv_block,
+            "stage", "layers", "in the file", "weights", "a context", "all slots", "buffers", "samplers", "together");
     for (uint32_t i = 0; i < r->split.n_stages; i++) {
         const struct model_stage_needs *s = &r->stages[i];
         char layers[24];
         snprintf(layers, sizeof layers, "%u..%u", r->split.first_layer[i], r->split.first_layer[i + 1] - 1);
-        fprintf(f, "%-6u %-9s %11s %11s %11s %11s %11s %11s\n", i, layers, memory_print(s->file_bytes).text,
+        fprintf(f, "%-6u %-9s %11s %11s %11s %11s %11s %11s %11s\n", i, layers, memory_print(s->file_bytes).text,
                 memory_print(s->needs.weights).text, memory_print(s->kv_context).text,
                 memory_print(s->kv_context * o->slots).text, memory_print(s->needs.buffers).text,
-                memory_print(s->needs.weights + s->kv_context * o->slots + s->needs.buffers + MEMORY_PLAN_SLACK).text);
+                memory_print(s->needs.sampler * s->needs.slots).text,
+                memory_print(memory_plan_fixed(&s->needs) + s->kv_context * o->slots).text);
     }
     if (!r->free)
         return;
@@ -113,10 +114,11 @@ static json_t *stages_json(const struct model_report *r)
     for (uint32_t i = 0; i < r->split.n_stages; i++) {
         const struct model_stage_needs *s = &r->stages[i];
         json_array_append_new(
-            list, json_pack("{s:i, s:[i,i], s:I, s:I, s:I, s:I, s:s}", "stage", (int)i, "layers", (int)r->split.first_layer[i],
-                            (int)r->split.first_layer[i + 1], "file_bytes", (json_int_t)s->file_bytes, "weight_bytes",
+            list, json_pack("{s:i, s:[i,i], s:I, s:I, s:I, s:I, s:I, s:s}", "stage", (int)i, "layers",
+                            (int)r->split.first_layer[i], (int)r->split.first_layer[i + 1], "file_bytes", (json_int_t)s->file_bytes, "weight_bytes",
                             (json_int_t)s->needs.weights, "kv_context_bytes", (json_int_t)s->kv_context, "buffer_bytes",
-                            (json_int_t)s->needs.buffers, "does_not_fit_here", s->fits));
+                            (json_int_t)s->needs.buffers, "sampler_bytes", (json_int_t)(s->needs.sampler * s->needs.slots),
+                            "does_not_fit_here", s->fits));
     }
     return list;
 }

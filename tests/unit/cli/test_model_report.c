@@ -46,6 +46,7 @@ static void a_model_is_told_with_what_each_stage_needs(void **state)
     for (uint32_t i = 0; i < 2; i++) {
         assert_true(r->stages[i].needs.weights > 0 && r->stages[i].needs.buffers > 0);
         assert_int_equal(r->stages[i].needs.slots, 3);
+        assert_int_equal(r->stages[i].needs.sampler, i == 1 ? 512 * 4 + 1024 * 8 : 0); /* ids and biases, where it samples */
         context += r->stages[i].kv_context;
     }
     assert_int_equal(context, 3 * 512 * 2 * 2 * 2 * 16); /* layers, positions, K and V, f16, KV heads, head size */

@@ -202,10 +202,33 @@ static void layers_with_a_window_take_less_and_what_is_named_fits(void **state)
     assert_int_equal(plan(w, 1 << 20).n_blocks, all);
 }
 
+/* The last stage keeps what penalties look at: a context of ids for every slot. */
+static void what_samplers_keep_is_counted_and_fewer_slots_are_named(void **state)
+{
+    (void)state;
+    struct memory_needs n = whole;
+    n.sampler = 10 * MIB;
+    assert_int_equal(plan(n, 0).total, (1100 + 128 + 32 + 640 + 80) * MIB);
+    assert_int_equal(plan(n, 1980).n_blocks, 128);
+    assert_int_equal(plan(n, 1979).n_blocks, 127);
+    struct error err = refusal(n, 1410);
+    says(err, "needs 1420.0 of 1410.0 MiB: ");
+    says(err, "--slots 4 or fewer");
+    says(err, "buffers 128.0 MiB, samplers 80.0 MiB, 32.0 MiB besides");
+    n.slots = 4;
+    assert_true(plan(n, 1410).n_blocks >= 16);
+    assert_non_null(strstr(memory_plan_print(&n, &(struct memory_plan){.n_blocks = 64}).text, "samplers 40.0 MiB: "));
+    assert_null(strstr(memory_plan_print(&whole, &(struct memory_plan){.n_blocks = 64}).text, "samplers"));
+    n.slots = 8;
+    says(refusal(n, 600), "KV "); /* no number of slots helps */
+    assert_null(strstr(refusal(n, 600).message, "--slots"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_with_a_window_take_less_and_what_is_named_fits),
+        cmocka_unit_test(what_samplers_keep_is_counted_and_fewer_slots_are_named),
         cmocka_unit_test(every_slot_gets_a_context_where_there_is_room),
         cmocka_unit_test(less_room_gives_fewer_contexts_and_never_more_than_half),
         cmocka_unit_test(a_context_that_does_not_fit_is_refused_with_one_that_does),
