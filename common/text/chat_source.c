@@ -1,11 +1,11 @@
 #include "common/text/chat_source.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/check.h"
+#include "common/base/file.h"
 #include "common/text/chat_builtins.inc"
 
 enum { MAX_FILE = 1 << 20 };
@@ -33,24 +33,18 @@ static int named_template(const struct gguf *g, const char *name, struct text *o
 
 static enum status read_file(const char *path, struct chat_source *out, struct error *err)
 {
-    FILE *f = fopen(path, "rbe");
-    if (!f)
-        return error_set(err, STATUS_CONFIG, "--chat-template @%.200s: %s", path, strerror(errno));
-    char *text = malloc(MAX_FILE + 1);
-    size_t len = text ? fread(text, 1, MAX_FILE + 1, f) : 0;
-    int bad = text && ferror(f) ? errno : 0;
-    fclose(f);
-    if (text && !bad && len > 0 && len <= MAX_FILE) {
-        *out = (struct chat_source){.text = {text, len}, .owned = text};
-        return STATUS_OK;
+    struct error why;
+    char *text;
+    size_t len;
+    const enum status s = file_read(path, MAX_FILE, &text, &len, &why);
+    if (s != STATUS_OK)
+        return error_set(err, s, "--chat-template @%.280s", why.message);
+    if (len == 0) {
+        free(text);
+        return error_set(err, STATUS_CONFIG, "--chat-template @%.200s: the file is empty", path);
     }
-    free(text);
-    if (!text)
-        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for the chat template");
-    if (bad)
-        return error_set(err, STATUS_CONFIG, "--chat-template @%.200s: %s", path, strerror(bad));
-    return error_set(err, STATUS_CONFIG, "--chat-template @%.200s: %s", path,
-                     len ? "more than 1 MiB" : "the file is empty");
+    *out = (struct chat_source){.text = {text, len}, .owned = text};
+    return STATUS_OK;
 }
 
 static enum status find_chosen(const struct gguf *g, const char *choice, struct chat_source *out, struct error *err)

@@ -1,13 +1,14 @@
 #include "rpc/gateway/auth.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <openssl/evp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#include "common/base/file.h"
 
 enum { FILE_MAX_BYTES = 16 << 20, CLIENT_HASH_BYTES = 16 };
 
@@ -137,20 +138,14 @@ void api_keys_fini(struct api_keys *k)
 static enum status load(const char *path, struct api_keys *out, struct error *err)
 {
     struct error why;
-    FILE *f = fopen(path, "rb");
-    if (!f)
-        return error_set(err, STATUS_CONFIG, "--api-keys %.200s: %s", path, strerror(errno));
-    char *text = malloc(FILE_MAX_BYTES + 1);
-    size_t len = text ? fread(text, 1, FILE_MAX_BYTES + 1, f) : 0;
-    int failed = !text || ferror(f);
-    fclose(f);
-    enum status s = failed                 ? error_set(&why, STATUS_CONFIG, "it cannot be read")
-                    : len > FILE_MAX_BYTES ? error_set(&why, STATUS_CONFIG, "it is over 16 MiB")
-                                           : api_keys_parse(text, len, out, &why);
-    free(text);
+    char *text;
+    size_t len;
+    enum status s = file_read(path, FILE_MAX_BYTES, &text, &len, &why);
     if (s != STATUS_OK)
-        return error_set(err, s, "--api-keys %.150s: %.150s", path, why.message);
-    return STATUS_OK;
+        return error_set(err, s, "--api-keys %.280s", why.message);
+    s = api_keys_parse(text, len, out, &why);
+    free(text);
+    return s == STATUS_OK ? STATUS_OK : error_set(err, s, "--api-keys %.150s: %.150s", path, why.message);
 }
 
 enum status auth_create(const char *path, struct auth **out, struct error *err)

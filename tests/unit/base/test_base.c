@@ -15,6 +15,7 @@
 #include "common/base/buf.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
+#include "common/base/file.h"
 #include "common/base/list.h"
 #include "common/base/log.h"
 #include "common/base/queue.h"
@@ -214,6 +215,36 @@ static void draws_depend_on_seed_and_position_alone(void **state)
     assert_int_not_equal(rand_at(1, 2), rand_at(2, 1));
 }
 
+static void a_file_is_read_whole_up_to_its_bound_and_errors_name_it(void **state)
+{
+    char path[] = "/tmp/sluice-file-XXXXXX", *text;
+    const size_t bound = 1 << 20;
+    struct error err;
+    size_t len;
+    (void)state;
+    const int fd = mkstemp(path);
+    assert_int_equal(file_read(path, 5, &text, &len, &err), STATUS_OK);
+    assert_true(len == 0 && text[0] == 0);
+    free(text);
+    assert_int_equal(write(fd, "a\0b\nc", 5), 5);
+    assert_int_equal(file_read(path, 5, &text, &len, &err), STATUS_OK);
+    assert_int_equal(len, 5);
+    assert_memory_equal(text, "a\0b\nc", 6);
+    free(text);
+    assert_int_equal(file_read(path, 4, &text, &len, &err), STATUS_CONFIG);
+    assert_int_equal(ftruncate(fd, (off_t)bound + 1), 0);
+    assert_int_equal(file_read(path, bound, &text, &len, &err), STATUS_CONFIG);
+    assert_non_null(strstr(err.message, path));
+    assert_non_null(strstr(err.message, "more than 1 MiB"));
+    close(fd);
+    unlink(path);
+    assert_int_equal(file_read(path, bound, &text, &len, &err), STATUS_CONFIG);
+    assert_non_null(strstr(err.message, path));
+    assert_non_null(strstr(err.message, "No such file"));
+    assert_int_equal(file_read("/tmp", bound, &text, &len, &err), STATUS_CONFIG);
+    assert_string_equal(err.message, "/tmp: Is a directory");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -226,6 +257,7 @@ int main(void)
         cmocka_unit_test(log_levels_go_by_module),
         cmocka_unit_test(log_lines_stay_one_line_whatever_a_client_sent),
         cmocka_unit_test(address_forms),
+        cmocka_unit_test(a_file_is_read_whole_up_to_its_bound_and_errors_name_it),
         cmocka_unit_test(draws_depend_on_seed_and_position_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

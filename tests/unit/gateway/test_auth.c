@@ -81,8 +81,12 @@ static void keys_are_asked_for_and_a_bad_reload_keeps_the_old(void **state)
     assert_non_null(strstr(err.message, "line 1"));
     assert_int_equal(auth_check(a, "bearer  secret", "1.2.3.4", other, &err), STATUS_OK);
     assert_string_equal(client, other);
-    auth_destroy(a);
     unlink(path);
+    assert_int_equal(auth_reload(a, &err), STATUS_CONFIG);
+    assert_non_null(strstr(err.message, path));
+    assert_non_null(strstr(err.message, "No such file"));
+    assert_int_equal(auth_check(a, "bearer secret", "1.2.3.4", other, &err), STATUS_OK);
+    auth_destroy(a);
 }
 
 static void without_keys_a_bearer_or_the_address_names_the_client(void **state)
