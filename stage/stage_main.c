@@ -13,6 +13,7 @@
 
 #include "common/base/address.h"
 #include "common/base/beat.h"
+#include "common/base/cores.h"
 #include "common/base/log.h"
 #include "common/base/trace.h"
 #include "rpc/grpc/tls.h"
@@ -68,12 +69,6 @@ static enum status read_cores(struct stage_setup *s, struct error *err)
     return STATUS_OK;
 }
 
-static int usable_cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 /* A count of the launcher, 0 when nobody said. */
 static uint32_t inherited_number(const char *name)
 {
@@ -93,7 +88,7 @@ static enum status fill_setup(struct stage_program *p, struct error *err)
     s->life = inherited_number("INCARNATION");
     TRY(read_cores(s, err));
     TRY(config_list_value(p->config.threads, p->config.stage < 0 ? 0 : (int)p->config.stage, &threads, err));
-    s->n_threads = threads > 0 ? (int)threads : s->n_cores ? s->n_cores : usable_cores();
+    s->n_threads = threads > 0 ? (int)threads : s->n_cores ? s->n_cores : cores_usable();
     if (s->n_threads > STAGE_MAX_CORES)
         return error_set(err, STATUS_CONFIG, "--threads: %d, at most %d", s->n_threads, STAGE_MAX_CORES);
     if (s->n_cores && s->n_cores < s->n_threads)

@@ -1,9 +1,9 @@
 /* deploy/cli/model_report.c - gathers what `sluice model` says. */
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/check.h"
+#include "common/base/cores.h"
 #include "common/text/chat_template.h"
 #include "deploy/cli/model.h"
 #include "kernels/quant.h"
@@ -132,18 +132,12 @@ static void size_stage(struct model_report *r, const struct model_options *o, co
     n->needs.buffers_ctx = NULL;
 }
 
-static int usable_cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 /* What weights_plan refuses (a shape that no kernel takes) is a refusal like the others. */
 static enum status size_stages(struct model_report *r, const struct model_options *o, const struct ops *ops, struct error *err)
 {
     struct weights weights;
     struct sized_stage s = {.weights = &weights};
-    const int cores = usable_cores() / (int)o->stages;
+    const int cores = cores_usable() / (int)o->stages;
     r->threads = cores < 1 ? 1 : cores > TEAM_MAX_THREADS ? TEAM_MAX_THREADS : (uint32_t)cores;
     r->context = o->context ? o->context : r->model.hp.n_context;
     r->free = memory_available("");

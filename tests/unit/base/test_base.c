@@ -1,5 +1,6 @@
 /* The small pieces everything stands on: status map, arena, buf, queue, log, addresses, random draws. */
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,6 +16,7 @@
 #include "common/base/buf.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
+#include "common/base/cores.h"
 #include "common/base/file.h"
 #include "common/base/list.h"
 #include "common/base/log.h"
@@ -215,6 +217,21 @@ static void draws_depend_on_seed_and_position_alone(void **state)
     assert_int_not_equal(rand_at(1, 2), rand_at(2, 1));
 }
 
+static void one_pinned_thread_has_one_usable_core(void **state)
+{
+    (void)state;
+    cpu_set_t all, one;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    assert_int_equal(cores_usable(), CPU_COUNT(&all));
+    CPU_ZERO(&one);
+    for (size_t i = 0; CPU_COUNT(&one) == 0; i++)
+        if (CPU_ISSET(i, &all))
+            CPU_SET(i, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    assert_int_equal(cores_usable(), 1);
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+}
+
 static void a_file_is_read_whole_up_to_its_bound_and_errors_name_it(void **state)
 {
     char path[] = "/tmp/sluice-file-XXXXXX", *text;
@@ -257,6 +274,7 @@ int main(void)
         cmocka_unit_test(log_levels_go_by_module),
         cmocka_unit_test(log_lines_stay_one_line_whatever_a_client_sent),
         cmocka_unit_test(address_forms),
+        cmocka_unit_test(one_pinned_thread_has_one_usable_core),
         cmocka_unit_test(a_file_is_read_whole_up_to_its_bound_and_errors_name_it),
         cmocka_unit_test(draws_depend_on_seed_and_position_alone),
     };
