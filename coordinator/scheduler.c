@@ -128,12 +128,6 @@ void sched_set_stage(struct sched *s, uint32_t stage, const struct msg_loaded *l
     cost_model_set_stage(&s->cost, stage, l);
 }
 
-void sched_set_latency(struct sched *s, double delta_us, double lambda_us)
-{
-    s->opt.delta_us = delta_us;
-    s->opt.lambda_us = lambda_us;
-}
-
 /* --- sequences ------------------------------------------------------------------------------------------------------------- */
 
 static struct sched_entry *find(const struct sched *s, struct slot_ref ref)

@@ -112,7 +112,6 @@ void sched_plan_destroy(struct sched_plan *p);
 /* Nothing is in flight or known afterwards but the cost model; the next tick is 1. */
 void sched_reset(struct sched *s);
 void sched_set_stage(struct sched *s, uint32_t stage, const struct msg_loaded *l); /* its measured costs */
-void sched_set_latency(struct sched *s, double delta_us, double lambda_us);
 
 enum status sched_add(struct sched *s, struct slot_ref ref, const struct sched_sequence *q);
 /* No row at or beyond it is planned (in any direction: a limit may fall to what is planned already). */
