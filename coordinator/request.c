@@ -63,12 +63,6 @@ static enum status copy_stops(struct request *r, const struct generate_request *
 
 static enum status check_sampler(const struct sampler_params *s, struct error *err)
 {
-    if (!(s->temperature >= 0 && s->temperature <= 100))
-        return error_param(err, STATUS_BAD_REQUEST, "temperature", "out_of_range", "temperature must be 0 to 100");
-    if (!(s->top_p >= 0 && s->top_p <= 1))
-        return error_param(err, STATUS_BAD_REQUEST, "top_p", "out_of_range", "top_p must be 0 to 1");
-    if (!(s->min_p >= 0 && s->min_p <= 1))
-        return error_param(err, STATUS_BAD_REQUEST, "min_p", "out_of_range", "min_p must be 0 to 1");
     struct sampler_fault f;
     if (sampler_has_fault(s, &f))
         return error_param(err, STATUS_BAD_REQUEST, f.name, "out_of_range", "%s %g, allowed are %g to %g", f.name, f.value, f.min,

@@ -10,24 +10,57 @@
 
 static const float MAX_BIAS = 100;
 
+enum param {
+    TEMPERATURE,
+    TOP_P,
+    MIN_P,
+    TYPICAL_P,
+    REPEAT_PENALTY,
+    PRESENCE_PENALTY,
+    FREQUENCY_PENALTY,
+    TOP_LOGPROBS,
+    LOGIT_BIAS, /* their number */
+    N_PARAMS,
+};
+
+static const struct sampler_range ranges[N_PARAMS] = {
+    [TEMPERATURE] = {"temperature", 0, 100},
+    [TOP_P] = {"top_p", 0, 1},
+    [MIN_P] = {"min_p", 0, 1},
+    [TYPICAL_P] = {"typical_p", 0, 1},
+    [REPEAT_PENALTY] = {"repeat_penalty", 0.01, 100},
+    [PRESENCE_PENALTY] = {"presence_penalty", -2, 2},
+    [FREQUENCY_PENALTY] = {"frequency_penalty", -2, 2},
+    [TOP_LOGPROBS] = {"top_logprobs", 0, MAX_TOP_LOGPROBS},
+    [LOGIT_BIAS] = {"logit_bias", 0, MAX_BIASES},
+};
+
+const struct sampler_range *sampler_range(const char *name)
+{
+    for (int i = 0; i < N_PARAMS; i++)
+        if (strcmp(ranges[i].name, name) == 0)
+            return &ranges[i];
+    return NULL;
+}
+
 int sampler_has_fault(const struct sampler_params *s, struct sampler_fault *out)
 {
-    const struct {
-        struct sampler_fault f;
-        int off; /* a value beside the range that says so */
-    } params[] = {
-        {{"repeat_penalty", (double)s->repeat_penalty, 0.01, 100}, s->repeat_penalty == 0},
-        {{"presence_penalty", (double)s->presence_penalty, -2, 2}, 0},
-        {{"frequency_penalty", (double)s->frequency_penalty, -2, 2}, 0},
-        {{"typical_p", (double)s->typical_p, 0, 1}, 0},
-        {{"top_logprobs", (double)s->n_top - 1, 0, MAX_TOP_LOGPROBS}, s->n_top == 0},
-        {{"logit_bias", (double)s->n_bias, 0, MAX_BIASES}, 0},
+    const double values[N_PARAMS] = {
+        [TEMPERATURE] = (double)s->temperature,
+        [TOP_P] = (double)s->top_p,
+        [MIN_P] = (double)s->min_p,
+        [TYPICAL_P] = (double)s->typical_p,
+        [REPEAT_PENALTY] = s->repeat_penalty == 0 ? 1 : (double)s->repeat_penalty,
+        [PRESENCE_PENALTY] = (double)s->presence_penalty,
+        [FREQUENCY_PENALTY] = (double)s->frequency_penalty,
+        [TOP_LOGPROBS] = s->n_top ? s->n_top - 1 : 0,
+        [LOGIT_BIAS] = s->n_bias,
     };
-    for (size_t i = 0; i < ARRAY_LEN(params); i++) {
-        const struct sampler_fault *f = &params[i].f;
-        if (params[i].off || (f->value >= f->min && f->value <= f->max))
+    for (int i = 0; i < N_PARAMS; i++) {
+        const struct sampler_range *r = &ranges[i];
+        if (values[i] >= (double)(float)r->min && values[i] <= r->max) /* the nearest float may lie below the least */
             continue;
-        *out = *f;
+        *out = (struct sampler_fault){r->name, values[i], r->min, r->max};
         return 1;
     }
     return 0;
@@ -190,9 +223,6 @@ static enum status check_sampler(const struct plan *p, uint32_t i, struct error 
     const struct plan_op *op = &p->ops[i];
     const struct sampler_params *s = &op->sampler;
     struct sampler_fault f;
-    if (!(s->temperature >= 0) || !(s->top_p >= 0 && s->top_p <= 1) || !(s->min_p >= 0 && s->min_p <= 1) ||
-        s->temperature > 1e6f)
-        return error_set(err, STATUS_PROTOCOL, "op %u: sampler out of range", i);
     if (sampler_has_fault(s, &f))
         return error_set(err, STATUS_PROTOCOL, "op %u: %s %g", i, f.name, f.value);
     if (!inside(op->first_id, op->n_ids, p->n_words) || !inside(op->first_bias, 2 * s->n_bias, p->n_words))

@@ -49,13 +49,22 @@ struct top_logprob {
     float logprob;
 };
 
+/* What every door lets in, from `min` to `max`; a NaN is in no range. */
+struct sampler_range {
+    const char *name; /* of the field in a request */
+    double min, max;
+};
+
+/* NULL: a name that is no parameter with a range. */
+const struct sampler_range *sampler_range(const char *name);
+
 /* A parameter whose value is not allowed. */
 struct sampler_fault {
     const char *name;
     double value, min, max;
 };
 
-/* 1, and *out: repeat, presence and frequency penalty, typical_p or the number of logprobs is out of its range. */
+/* 1, and *out: the first that is out of its range. Penalties that are 0 are off. */
 int sampler_has_fault(const struct sampler_params *s, struct sampler_fault *out);
 int sampler_bias_is_allowed(float bias); /* -100 to 100 */
 int sampler_repeats(const struct sampler_params *s);      /* repeat_penalty is on */

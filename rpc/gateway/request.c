@@ -14,7 +14,7 @@ enum { GENERATES = ENDPOINT_CHAT | ENDPOINT_COMPLETION, TEMPLATES = ENDPOINT_CHA
 enum field_kind {
     FIELD_BOOL,   /* int */
     FIELD_INT,    /* int64_t, min..max */
-    FIELD_REAL,   /* double, min..max */
+    FIELD_REAL,   /* double, in the range of the sampler's parameter */
     FIELD_TEXT,   /* struct bytes, at most max bytes */
     FIELD_CHOICE, /* const char * to one of choices */
     FIELD_SHAPE,  /* read() knows */
@@ -29,6 +29,7 @@ struct field {
     enum field_kind kind;
     double min, max;
     size_t offset; /* in struct reading */
+    const char *as; /* FIELD_REAL: another name of this parameter */
     const char *choices;
     int only;
     double neutral;
@@ -50,10 +51,10 @@ static const struct field fields[] = {
     {"stream_options", GENERATES, FIELD_SHAPE, .read = request__read_stream_options},
     {"max_tokens", GENERATES, FIELD_SHAPE, .read = request__read_answer_tokens},
     {"max_completion_tokens", GENERATES, FIELD_SHAPE, .read = request__read_answer_tokens},
-    {"temperature", GENERATES, FIELD_REAL, 0, 100, AT(temperature)},
-    {"top_p", GENERATES, FIELD_REAL, 0, 1, AT(top_p)},
+    {"temperature", GENERATES, FIELD_REAL, AT(temperature)},
+    {"top_p", GENERATES, FIELD_REAL, AT(top_p)},
     {"top_k", GENERATES, FIELD_INT, -1, MAX_TOP_K, AT(top_k)},
-    {"min_p", GENERATES, FIELD_REAL, 0, 1, AT(min_p)},
+    {"min_p", GENERATES, FIELD_REAL, AT(min_p)},
     {"seed", GENERATES, FIELD_SHAPE, .read = request__read_seed},
     {"stop", GENERATES, FIELD_SHAPE, .read = request__read_stop},
     {"ignore_eos", GENERATES, FIELD_BOOL, AT(ignore_eos)},
@@ -77,12 +78,12 @@ static const struct field fields[] = {
     {"best_of", ENDPOINT_COMPLETION, FIELD_INT, 1, REQUEST_MAX_CHOICES, AT(best_of)},
     {"echo", ENDPOINT_COMPLETION, FIELD_BOOL, NEUTRAL(0)},
     {"suffix", ENDPOINT_COMPLETION, FIELD_SHAPE, .read = request__read_suffix},
-    {"frequency_penalty", GENERATES, FIELD_REAL, -2, 2, AT(frequency_penalty)},
-    {"presence_penalty", GENERATES, FIELD_REAL, -2, 2, AT(presence_penalty)},
-    {"repeat_penalty", GENERATES, FIELD_REAL, 0.01, 100, AT(repeat_penalty)},
-    {"repetition_penalty", GENERATES, FIELD_REAL, 0.01, 100, AT(repetition_penalty)},
+    {"frequency_penalty", GENERATES, FIELD_REAL, AT(frequency_penalty)},
+    {"presence_penalty", GENERATES, FIELD_REAL, AT(presence_penalty)},
+    {"repeat_penalty", GENERATES, FIELD_REAL, AT(repeat_penalty)},
+    {"repetition_penalty", GENERATES, FIELD_REAL, AT(repetition_penalty), .as = "repeat_penalty"},
     {"repeat_last_n", GENERATES, FIELD_INT, -1, REQUEST_ID_MAX, AT(repeat_last_n)},
-    {"typical_p", GENERATES, FIELD_REAL, 0, 1, AT(typical_p)},
+    {"typical_p", GENERATES, FIELD_REAL, AT(typical_p)},
     {"mirostat", GENERATES, FIELD_INT, 0, 2, NEUTRAL(0)},
     {"logit_bias", GENERATES, FIELD_SHAPE, .read = request__read_logit_bias},
     {"functions", ENDPOINT_CHAT, FIELD_SHAPE, .read = request__read_unbuilt},
@@ -115,24 +116,29 @@ static enum status check_neutral(struct reading *g, const struct field *f, doubl
                        "%s: a value other than %g is not supported yet", f->name, f->neutral);
 }
 
-static enum status out_of_range(struct reading *g, const struct field *f, const char *value)
+static struct sampler_range range_of(const struct field *f)
 {
-    return error_param(g->err, STATUS_BAD_REQUEST, f->name, "invalid_value", "%s: %s is not allowed; %.10g to %.10g is",
-                       f->name, value, f->min, f->max);
+    if (f->kind != FIELD_REAL)
+        return (struct sampler_range){f->name, f->min, f->max};
+    const struct sampler_range *r = sampler_range(f->as ? f->as : f->name);
+    CHECK(r);
+    return *r;
 }
 
 static enum status read_number(struct reading *g, const struct field *f, const json_t *v)
 {
     char *slot = f->only == ANY ? (char *)g + f->offset : NULL, text[40];
-    double value = json_number_value(v);
+    const double value = json_number_value(v);
+    const struct sampler_range range = range_of(f);
     if (f->kind == FIELD_INT ? !json_is_integer(v) : !json_is_number(v))
         return request__wrong_type(g, f->name, f->kind == FIELD_INT ? "a whole number" : "a number", v);
     if (json_is_integer(v))
         snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
     else
         snprintf(text, sizeof text, "%g", value);
-    if (!(value >= f->min && value <= f->max))
-        return out_of_range(g, f, text);
+    if (!(value >= range.min && value <= range.max))
+        return error_param(g->err, STATUS_BAD_REQUEST, f->name, "invalid_value", "%s: %s is not allowed; %.10g to %.10g is",
+                           f->name, text, range.min, range.max);
     if (slot && f->kind == FIELD_INT)
         *(int64_t *)(void *)slot = json_integer_value(v);
     else if (slot)

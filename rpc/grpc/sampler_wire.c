@@ -1,7 +1,5 @@
 #include "rpc/grpc/sampler_wire.h"
 
-#include <math.h>
-
 void sampler_pack(const struct sampler_params *s, int has_seed, const uint32_t *bias_ids, const float *bias,
                   Sluice__V1__Sampler *out)
 {
@@ -33,13 +31,6 @@ static float plain_zero(float value)
     return value + 0.0f;
 }
 
-static enum status check(float value, float max, const char *name, struct error *err)
-{
-    if (!isfinite(value) || value < 0 || value > max)
-        return error_param(err, STATUS_BAD_REQUEST, name, "", "%s %g, allowed are 0 to %g", name, (double)value, (double)max);
-    return STATUS_OK;
-}
-
 static enum status check_bias(const Sluice__V1__Sampler *m, struct error *err)
 {
     if (m->n_bias_ids != m->n_bias || m->n_bias > MAX_BIASES)
@@ -52,10 +43,15 @@ static enum status check_bias(const Sluice__V1__Sampler *m, struct error *err)
     return STATUS_OK;
 }
 
-static enum status unpack_more(const Sluice__V1__Sampler *m, struct sampler_params *s, struct error *err)
+static void unpack(const Sluice__V1__Sampler *m, struct sampler_params *s)
 {
-    struct sampler_fault f;
-    TRY(check_bias(m, err));
+    s->temperature = plain_zero(m->temperature);
+    if (m->top_p_choice_case == SLUICE__V1__SAMPLER__TOP_P_CHOICE_TOP_P)
+        s->top_p = plain_zero(m->top_p);
+    s->min_p = plain_zero(m->min_p);
+    s->top_k = m->top_k;
+    if (m->seed_choice_case == SLUICE__V1__SAMPLER__SEED_CHOICE_SEED)
+        s->seed = m->seed;
     s->repeat_penalty = plain_zero(m->repeat_penalty);
     s->presence_penalty = plain_zero(m->presence_penalty);
     s->frequency_penalty = plain_zero(m->frequency_penalty);
@@ -64,28 +60,18 @@ static enum status unpack_more(const Sluice__V1__Sampler *m, struct sampler_para
     s->n_prompt = m->n_prompt;
     s->n_top = m->n_top;
     s->n_bias = (uint32_t)m->n_bias;
-    if (sampler_has_fault(s, &f))
-        return error_param(err, STATUS_BAD_REQUEST, f.name, "", "%s %g, allowed are %g to %g", f.name, f.value, f.min, f.max);
-    return STATUS_OK;
 }
 
 enum status sampler_unpack(const Sluice__V1__Sampler *m, struct sampler_params *out, int *has_seed, struct error *err)
 {
     struct sampler_params s = {.top_p = 1};
+    struct sampler_fault f;
     if (m) {
-        s.temperature = plain_zero(m->temperature);
-        if (m->top_p_choice_case == SLUICE__V1__SAMPLER__TOP_P_CHOICE_TOP_P)
-            s.top_p = plain_zero(m->top_p);
-        s.min_p = plain_zero(m->min_p);
-        s.top_k = m->top_k;
-        if (m->seed_choice_case == SLUICE__V1__SAMPLER__SEED_CHOICE_SEED)
-            s.seed = m->seed;
+        TRY(check_bias(m, err));
+        unpack(m, &s);
     }
-    TRY(check(s.temperature, 1e6f, "temperature", err));
-    TRY(check(s.top_p, 1, "top_p", err));
-    TRY(check(s.min_p, 1, "min_p", err));
-    if (m)
-        TRY(unpack_more(m, &s, err));
+    if (sampler_has_fault(&s, &f))
+        return error_param(err, STATUS_BAD_REQUEST, f.name, "", "%s %g, allowed are %g to %g", f.name, f.value, f.min, f.max);
     *has_seed = m && m->seed_choice_case == SLUICE__V1__SAMPLER__SEED_CHOICE_SEED;
     *out = s;
     return STATUS_OK;

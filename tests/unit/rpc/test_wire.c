@@ -204,6 +204,12 @@ static void wire_sampler_passes_whole_and_each_value_out_of_range_is_named(void 
     assert_memory_equal(&got.sampler, &want, sizeof want);
     assert_int_equal(got.n_bias, 3);
     assert_memory_equal(got.bias, bias, 3 * sizeof *bias);
+    r.sampler.temperature = r.sampler.repeat_penalty = 100; /* both ends of a range are in it */
+    r.sampler.min_p = 1;
+    assert_int_equal(repack(&r, &a, &got, &err), STATUS_OK);
+    r.sampler.temperature = r.sampler.top_p = 0;
+    r.sampler.repeat_penalty = 0.01f;
+    assert_int_equal(repack(&r, &a, &got, &err), STATUS_OK);
     r.n_bias = MAX_BIASES;
     assert_int_equal(repack(&r, &a, &got, &err), STATUS_OK);
     r.n_bias++;
@@ -211,7 +217,7 @@ static void wire_sampler_passes_whole_and_each_value_out_of_range_is_named(void 
     assert_int_equal(inference_wire_pack_request(&r, &b, &err), STATUS_BAD_REQUEST);
     assert_string_equal(err.param, "logit_bias");
     const struct logit_bias much = {1, 100.5f}, nan = {1, __builtin_nanf("")};
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 17; i++) {
         const char *param = "logit_bias";
         r = good;
         switch (i) {
@@ -225,7 +231,12 @@ static void wire_sampler_passes_whole_and_each_value_out_of_range_is_named(void 
         case 7: r.sampler.typical_p = 1.01f, param = "typical_p"; break;
         case 8: r.sampler.typical_p = -0.01f, param = "typical_p"; break;
         case 9: r.sampler.n_top = 22, param = "top_logprobs"; break;
-        case 10: r.bias = &much, r.n_bias = 1; break;
+        case 10: r.sampler.temperature = 100.5f, param = "temperature"; break;
+        case 11: r.sampler.temperature = -0.5f, param = "temperature"; break;
+        case 12: r.sampler.top_p = 1.5f, param = "top_p"; break;
+        case 13: r.sampler.top_p = __builtin_nanf(""), param = "top_p"; break;
+        case 14: r.sampler.min_p = __builtin_inff(), param = "min_p"; break;
+        case 15: r.bias = &much, r.n_bias = 1; break;
         default: r.bias = &nan, r.n_bias = 1; break;
         }
         error_clear(&err);
