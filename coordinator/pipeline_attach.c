@@ -95,7 +95,7 @@ static uint32_t patience_ms(const struct pipeline *p)
     return ms < MAX_PATIENCE_MS ? (uint32_t)ms : MAX_PATIENCE_MS;
 }
 
-static struct msg_assign assignment(const struct pipeline *p, uint32_t stage)
+struct msg_assign pipeline__assignment(const struct pipeline *p, uint32_t stage)
 {
     const struct config *c = p->opt.config;
     struct msg_assign a = {
@@ -209,7 +209,7 @@ static void give_stage(struct pipeline *p, const struct stage_attachment *a, uin
     stage_table_claim(p->stages, id, stage, &h, now_ns);
     LOG_INFO("stage %u on %.63s pid %u: layers %u..%u", stage, h.host, h.pid, p->opt.split->first_layer[stage],
              p->opt.split->first_layer[stage + 1]);
-    struct to_stage m = {.kind = TO_STAGE_ASSIGN, .assign = assignment(p, stage)};
+    struct to_stage m = {.kind = TO_STAGE_ASSIGN, .assign = pipeline__assignment(p, stage)};
     pipeline__send(p, stage, &m, now_ns);
 }
 

@@ -68,6 +68,7 @@ int pipeline__all_ready(const struct pipeline *p);
 /* --- pipeline_attach.c ------------------------------------------------------------------------------------------------------ */
 
 void pipeline__hello(struct pipeline *p, uint64_t attachment, const struct msg_hello *h, int64_t now_ns);
+struct msg_assign pipeline__assignment(const struct pipeline *p, uint32_t stage); /* that it is given, each time the same */
 void pipeline__refuse(struct pipeline *p, uint64_t attachment, const struct error *why, int64_t now_ns);
 /* Those that wait take what is free, or are refused because who they ask for lives. */
 void pipeline__seat(struct pipeline *p, int64_t now_ns);

@@ -14,7 +14,7 @@
 #define LOAD_NS (3600 * NS_PER_S)   /* LOADED, while heartbeats live: hundreds of GiB from a slow disk */
 #define BACKOFF_NS (50 * NS_PER_MS) /* after the second failed attempt, doubling */
 #define SOUND_NS (5 * NS_PER_S)     /* an epoch that lived so long did well, as did one that retired a tick */
-enum { MAX_BACKOFF_SHIFT = 6, MAX_MISSED = 12 /* by weight */ };
+enum { MAX_BACKOFF_SHIFT = 6, MAX_MISSED = 12 /* by weight */, MAX_WRONG = 4 };
 
 /* --- sending ------------------------------------------------------------------------------------------------------------------ */
 
@@ -181,6 +181,8 @@ static void end_running(struct pipeline *p, int stage, const struct error *why, 
     p->stats.losses++;
     if (p->retired_tick > 0 || now_ns - p->running_ns >= SOUND_NS)
         p->n_failed = 0;
+    if (p->retired_tick > 0)
+        stage_table_sound(p->stages);
     if (!p->ready_pending) { /* else nobody has heard that it was ready */
         p->lost_pending = 1;
         p->lost = (struct pipeline_event){.kind = PIPELINE_EVENT_LOST, .stage = stage, .why = *why, .crash_stage = STAGE_NONE};
@@ -219,6 +221,8 @@ void pipeline__fall(struct pipeline *p, int stage, const struct error *why, int6
     trace_event("pipeline falls", p->state, stage, why->status, (int64_t)p->epoch);
     if (p->state == PIPELINE_RUNNING)
         end_running(p, stage, why, now_ns);
+    if (why->status == STATUS_PROTOCOL && stage != STAGE_NONE)
+        stage_table_wrong(p->stages, (uint32_t)stage);
     back_off(p, stage, now_ns);
     p->sent_tick = p->retired_tick = 0;
     p->state = PIPELINE_WAITING;
@@ -283,6 +287,8 @@ static enum status judge(const struct stage_entry *e, uint32_t stage, int64_t no
         return error_set(why, STATUS_TIMEOUT, "stage %u: not loaded in %lld s", stage, (long long)(LOAD_NS / NS_PER_S));
     if (e->missed >= MAX_MISSED)
         return error_set(why, STATUS_TIMEOUT, "stage %u: missed the deadline of one epoch step after the other", stage);
+    if (e->wrong >= MAX_WRONG)
+        return error_set(why, STATUS_PROTOCOL, "stage %u: protocol errors of its have ended %u epochs in a row", stage, e->wrong);
     return STATUS_OK;
 }
 

@@ -24,10 +24,16 @@ static void out_of_turn(struct pipeline *p, uint32_t stage, const char *what)
     LOG_WARN("stage %u: %s while %s", stage, what, pipeline_state_name(p->state));
 }
 
-static void on_loaded(struct pipeline *p, uint32_t stage, const struct msg_loaded *l, int64_t now_ns)
+/* One that took up what it was not given is wrong whenever it says so: an ASSIGN was changed on its way, or came once more. */
+static void on_loaded(struct pipeline *p, uint32_t stage, const struct msg_loaded *l, const struct msg_assign *assigned, int64_t now_ns)
 {
     struct error why;
-    if (stage_table_at(p->stages, stage)->state != STAGE_LOADING) {
+    const struct msg_assign given = pipeline__assignment(p, stage);
+    const char *wrong = assign_difference(assigned, &given);
+    if (wrong) {
+        error_set(&why, STATUS_PROTOCOL, "stage %u: its %s is not what it was assigned", stage, wrong);
+        pipeline__lose(p, stage, &why, 1, now_ns);
+    } else if (stage_table_at(p->stages, stage)->state != STAGE_LOADING) {
         out_of_turn(p, stage, "LOADED");
     } else if (l->n_blocks == 0) {
         error_set(&why, STATUS_OUT_OF_MEMORY, "stage %u: no room for a single KV block", stage);
@@ -163,7 +169,7 @@ enum pipeline_take pipeline__take(struct pipeline *p, uint32_t stage, const stru
         out_of_turn(p, stage, "a second HELLO");
         break;
     case FROM_STAGE_LOADED:
-        on_loaded(p, stage, &m->loaded, now_ns);
+        on_loaded(p, stage, &m->loaded, &m->assigned, now_ns);
         break;
     case FROM_STAGE_ACK:
         on_ack(p, stage, &m->ack);

@@ -196,6 +196,17 @@ void stage_table_forgive(struct stage_table *t, int64_t now_ns)
     }
 }
 
+void stage_table_wrong(struct stage_table *t, uint32_t stage)
+{
+    t->stage[stage].wrong++;
+}
+
+void stage_table_sound(struct stage_table *t)
+{
+    for (uint32_t i = 0; i < t->n_stages; i++)
+        t->stage[i].wrong = 0;
+}
+
 void stage_table_missed(struct stage_table *t, uint32_t stage, uint32_t weight)
 {
     t->stage[stage].missed += weight;

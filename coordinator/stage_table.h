@@ -50,6 +50,7 @@ struct stage_entry {
     uint64_t tick;             /* the last one that it has done, as its last heartbeat said */
     uint64_t acked, linked;    /* epoch numbers it acknowledged and said READY for, 0: none */
     uint32_t missed;           /* deadlines of epoch steps in a row, by their weights */
+    uint32_t wrong;            /* epochs that ended by a protocol error of its, since a tick was last retired */
     int64_t last_tick_ns;      /* when a timing of it last came, 0: never */
     struct stage_window {
         int64_t since_ns;      /* its start */
@@ -98,6 +99,9 @@ void stage_table_ready(struct stage_table *t, uint32_t stage, uint64_t epoch);  
 void stage_table_unlink(struct stage_table *t); /* the epoch ended: every READY -> LINKING */
 void stage_table_forgive(struct stage_table *t, int64_t now_ns); /* nobody is blamed for what was up to now */
 void stage_table_missed(struct stage_table *t, uint32_t stage, uint32_t weight);
+
+void stage_table_wrong(struct stage_table *t, uint32_t stage);
+void stage_table_sound(struct stage_table *t); /* a tick was retired: no stage is wrong */
 
 void stage_table_silent(struct stage_table *t, uint32_t stage, int64_t now_ns); /* LOADING, LINKING -> SILENT */
 void stage_table_heard(struct stage_table *t, uint32_t stage, int64_t now_ns);  /* SILENT -> where it was */

@@ -171,18 +171,6 @@ static void on_open(void *ctx)
     send_hello(c);
 }
 
-/* One that was told at its start which stage it is does not become another one: the rest of the pipeline would wait for it. */
-static int is_mine(struct control *c, const struct msg_assign *a)
-{
-    struct from_stage m = {.kind = FROM_STAGE_FAILED, .failed.status = STATUS_PROTOCOL};
-    if (c->o.stage == STAGE_ANY || a->stage == c->o.stage)
-        return 1;
-    snprintf(m.failed.message, sizeof m.failed.message, "stage %u: it was assigned as stage %u", c->o.stage, a->stage);
-    LOG_WARN("%s", m.failed.message);
-    stage_client_send(c->client, &m); /* where there is no room the coordinator's time for loading ends this */
-    return 0;
-}
-
 static void on_message(void *ctx, const struct to_stage *m)
 {
     struct control *c = ctx;
@@ -191,11 +179,9 @@ static void on_message(void *ctx, const struct to_stage *m)
         c->o.over(c->o.over_ctx, m->exit.status, m->exit.message);
         return;
     }
-    if (m->kind == TO_STAGE_ASSIGN && !is_mine(c, &m->assign))
-        return;
     if (m->kind == TO_STAGE_ASSIGN)
         beat_serves(m->assign.stage);
-    if (m->kind == TO_STAGE_ASSIGN && m->assign.heartbeat_ms)
+    if (m->kind == TO_STAGE_ASSIGN && m->assign.heartbeat_ms && m->assign.heartbeat_ms <= WORKER_MAX_HEARTBEAT_MS)
         c->heartbeat_ms = (int)m->assign.heartbeat_ms;
     worker_post(c->worker, m);
 }

@@ -28,7 +28,7 @@
 #include "stage/compute.h"
 #include "stage/link.h"
 
-enum { WORKER_MAX_WINDOW = 65, WORKER_MAX_SLOTS = 4096, WORKER_MAX_ROWS = 4096 };
+enum { WORKER_MAX_WINDOW = 65, WORKER_MAX_SLOTS = 4096, WORKER_MAX_ROWS = 4096, WORKER_MAX_HEARTBEAT_MS = 60000 };
 
 struct worker;
 

@@ -30,6 +30,7 @@ static enum status check_assignment(const struct msg_assign *a, struct error *er
         {"max_rows", a->max_rows, 1, WORKER_MAX_ROWS},
         {"window", a->window, 1, WORKER_MAX_WINDOW},
         {"stuck_ms", a->stuck_ms, 1, 86400000},
+        {"heartbeat_ms", a->heartbeat_ms, 0, WORKER_MAX_HEARTBEAT_MS},
         {"first_layer", a->first_layer, 0, a->end_layer},
     };
     for (unsigned i = 0; i < ARRAY_LEN(ranges); i++)
@@ -184,7 +185,7 @@ void worker__take_assignment(struct worker *w, const struct msg_assign *a)
         LOG_INFO("stage %u of %u, layers %u..%u: %u blocks of %u, ticks of %u rows", a->stage, a->n_stages, a->first_layer,
                  a->end_layer, w->loaded.n_blocks, a->kv_block, a->max_rows);
     }
-    const struct from_stage m = {.kind = FROM_STAGE_LOADED, .loaded = w->loaded};
+    const struct from_stage m = {.kind = FROM_STAGE_LOADED, .loaded = w->loaded, .assigned = w->assign};
     pthread_mutex_lock(&w->lock);
     int asked = w->n_detached == w->assign_detached; /* a new coordinator has not assigned anything yet */
     pthread_mutex_unlock(&w->lock);

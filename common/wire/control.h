@@ -5,10 +5,13 @@
  *
  *              stage -> coordinator                    coordinator -> stage
  *              HELLO                                   ASSIGN            (or EXIT: refused, by name)
- *              LOADED (pool, costs)                    EPOCH session, e
+ *              LOADED (assignment, pool, costs)        EPOCH session, e
  *              ACK session, e, its KV                  LINKS             (once every stage has acknowledged e)
  *              READY session, e                        PLAN ...
  *              RESULT (last stage), TIMINGS (others), HEARTBEAT, FAILED  EPOCH again, EXIT
+ *
+ *            LOADED says the assignment that was taken up. One that is not what the coordinator gave (it was changed on its way)
+ *            ends that stage's stream: it is told to end, and the next process is assigned anew.
  *
  * Ownership  Fixed-size structs are copied. PLAN and RESULT carry a pointer that passes with the message.
  * Threading  Plain data.
@@ -54,6 +57,9 @@ struct msg_assign {
     uint32_t window;                 /* ticks in flight */
     char kv_type[8];
 };
+
+/* The name of the first field in which they are not the same, NULL: they are. */
+const char *assign_difference(const struct msg_assign *a, const struct msg_assign *b);
 
 enum { N_COST_POINTS = 10 };
 
@@ -120,7 +126,10 @@ struct from_stage {
     enum from_stage_kind kind;
     union {
         struct msg_hello hello;
-        struct msg_loaded loaded;
+        struct {
+            struct msg_loaded loaded;
+            struct msg_assign assigned; /* what it is the answer to, as the stage has it */
+        };
         struct msg_ack ack;
         struct msg_epoch ready;
         struct result *result;

@@ -16,7 +16,7 @@
 
 #include "common/base/error.h"
 
-enum { WIRE_VERSION = 3 };
+enum { WIRE_VERSION = 4 };
 enum { MAX_TOP_K = 1024, MAX_BIASES = 1024, MAX_TOP_LOGPROBS = 20 };
 /* Words of biases and ids that the OPENs of one plan have in all, at most. */
 enum { PLAN_OPEN_WORDS = 256 << 10 };

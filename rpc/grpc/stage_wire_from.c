@@ -59,6 +59,7 @@ void stage_wire__pack_epoch(const struct msg_epoch *e, Sluice__V1__Epoch *m)
 struct from_parts {
     Sluice__V1__FromStage message;
     Sluice__V1__LinkAddresses addresses;
+    Sluice__V1__Assign assigned;
     Sluice__V1__Timing timing[MAX_TIMINGS], *timings[MAX_TIMINGS];
     union {
         Sluice__V1__Hello hello;
@@ -94,7 +95,7 @@ static void pack_hello(const struct msg_hello *h, struct from_parts *f)
     f->message.hello = m;
 }
 
-static void pack_loaded(const struct msg_loaded *l, struct from_parts *f)
+static void pack_loaded(const struct msg_loaded *l, const struct msg_assign *assigned, struct from_parts *f)
 {
     Sluice__V1__Loaded *m = &f->loaded;
     size_t n = 0;
@@ -109,6 +110,8 @@ static void pack_loaded(const struct msg_loaded *l, struct from_parts *f)
     m->prompt_us = (uint32_t *)(uintptr_t)l->prompt_us;
     m->decode_us = (uint32_t *)(uintptr_t)l->decode_us;
     m->attention_ns = l->attention_ns;
+    stage_wire__pack_assign(assigned, &f->assigned);
+    m->assigned = &f->assigned;
     f->message.loaded = m;
 }
 
@@ -256,7 +259,7 @@ static enum status pack(struct stage_packer *k, const struct from_stage *m, stru
         pack_hello(&m->hello, f);
         return STATUS_OK;
     case FROM_STAGE_LOADED:
-        pack_loaded(&m->loaded, f);
+        pack_loaded(&m->loaded, &m->assigned, f);
         return STATUS_OK;
     case FROM_STAGE_ACK:
         pack_ack(&m->ack, f);
@@ -437,6 +440,7 @@ static enum status unpack(const Sluice__V1__FromStage *m, struct stage_source *f
     case FROM_STAGE_HELLO:
         return unpack_hello(m->hello, &out->hello, err);
     case FROM_STAGE_LOADED:
+        stage_wire__unpack_assign(m->loaded->assigned, &out->assigned);
         return unpack_loaded(m->loaded, &out->loaded, err);
     case FROM_STAGE_ACK:
         out->ack = (struct msg_ack){.session = m->ack->session,

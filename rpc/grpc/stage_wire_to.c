@@ -78,8 +78,9 @@ static enum status pack_plan(struct stage_packer *k, const struct plan *p, Sluic
     return STATUS_OK;
 }
 
-static void pack_assign(const struct msg_assign *a, Sluice__V1__Assign *m)
+void stage_wire__pack_assign(const struct msg_assign *a, Sluice__V1__Assign *m)
 {
+    sluice__v1__assign__init(m);
     m->stage = a->stage;
     m->n_stages = a->n_stages;
     m->first_layer = a->first_layer;
@@ -126,8 +127,7 @@ static enum status pack(struct stage_packer *k, const struct to_stage *m, struct
     sluice__v1__to_stage__init(&t->message);
     switch (m->kind) {
     case TO_STAGE_ASSIGN:
-        sluice__v1__assign__init(&t->assign);
-        pack_assign(&m->assign, &t->assign);
+        stage_wire__pack_assign(&m->assign, &t->assign);
         t->message.assign = &t->assign;
         t->message.message_case = SLUICE__V1__TO_STAGE__MESSAGE_ASSIGN;
         return STATUS_OK;
@@ -253,8 +253,10 @@ static enum status unpack_plan(const Sluice__V1__Plan *m, struct stage_source *f
     return STATUS_OK;
 }
 
-static void unpack_assign(const Sluice__V1__Assign *m, struct msg_assign *a)
+void stage_wire__unpack_assign(const Sluice__V1__Assign *m, struct msg_assign *a)
 {
+    if (!m)
+        return;
     a->stage = m->stage;
     a->n_stages = m->n_stages;
     a->first_layer = m->first_layer;
@@ -292,7 +294,7 @@ enum status stage_wire__unpack_to(const void *data, size_t len, struct arena *a,
     switch (m->message_case) {
     case SLUICE__V1__TO_STAGE__MESSAGE_ASSIGN:
         out->kind = TO_STAGE_ASSIGN;
-        unpack_assign(m->assign, &out->assign);
+        stage_wire__unpack_assign(m->assign, &out->assign);
         return STATUS_OK;
     case SLUICE__V1__TO_STAGE__MESSAGE_EPOCH:
         out->kind = TO_STAGE_EPOCH;

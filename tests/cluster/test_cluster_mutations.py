@@ -26,7 +26,6 @@ TRUTHS = {
     ("result", (8, 3)), ("result", (8, 4)),                  # the id that was drawn; that its logits were bad
     ("hello", (2,)), ("hello", (6,)),                        # which stage it is, and by which numerics it computes
     ("loaded", (1,)),                                        # a larger pool than there is
-    ("assign", (3,)), ("assign", (4,)),                      # which layers it has
     *((kind, (at, n)) for kind, at in (("hello", 13), ("links", 3)) for n in (1, 2, 3, 4)),  # where a stage takes its link
 }
 

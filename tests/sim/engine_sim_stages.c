@@ -438,6 +438,7 @@ void engine_sim__answer(struct engine_sim *s, const struct sim_timer *t)
         return;
     case FROM_STAGE_LOADED:
         m.loaded = loaded_of(s);
+        m.assigned = g->assign;
         break;
     case FROM_STAGE_RESULT:
         send_result(s, &(struct sim_flight){.runs = s->flights[0].runs});

@@ -117,6 +117,7 @@ void fake_open(struct fake *k)
     k->open = 1;
     k->exited = k->refusing = k->mute = k->busy = k->waits = 0;
     k->n_inbox = 0;
+    k->assigned = (struct msg_assign){0};
     k->attachment = pipeline_attached(k->all->p, &port, k->all->now_ns);
 }
 
@@ -182,9 +183,10 @@ int fake_answer(struct fake *k)
     switch (m.kind) {
     case TO_STAGE_ASSIGN:
         k->stage = k->any ? m.assign.stage : k->stage;
+        k->assigned = m.assign;
         assert_int_equal(m.assign.stage, k->stage);
         assert_int_equal(m.assign.window, k->all->n + 1);
-        fake_say(k, &(struct from_stage){.kind = FROM_STAGE_LOADED, .loaded = {.n_blocks = 100 + k->stage}});
+        fake_say(k, &(struct from_stage){.kind = FROM_STAGE_LOADED, .loaded = {.n_blocks = 100 + k->stage}, .assigned = k->assigned});
         break;
     case TO_STAGE_EPOCH:
         assert_true(m.epoch.epoch > k->highest_epoch);

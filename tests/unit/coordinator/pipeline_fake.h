@@ -30,6 +30,7 @@ struct fake {
     uint32_t n_inbox;
     struct to_stage inbox[FAKE_INBOX];
     uint64_t inbox_tick[FAKE_INBOX]; /* of a PLAN; its memory moves on */
+    struct msg_assign assigned; /* the last ASSIGN it got; zero in a new process */
     struct msg_epoch epoch;    /* of the last EPOCH it got */
     uint64_t tick;             /* of the last PLAN it got */
     struct msg_ack kv;         /* what its pool holds: kv_id and the watermark */

@@ -124,7 +124,7 @@ static void refused(const struct msg_hello *wrong, enum status want, const char 
 static void whoever_does_not_fit_is_refused_by_name(void **state)
 {
     (void)state;
-    refused(&(struct msg_hello){.wire_version = WIRE_VERSION + 1}, STATUS_CONFIG, "wire version 4");
+    refused(&(struct msg_hello){.wire_version = WIRE_VERSION + 1}, STATUS_CONFIG, "wire version 5");
     refused(&(struct msg_hello){.stage = 5}, STATUS_CONFIG, "there are 2 stages");
     refused(&(struct msg_hello){.n_layers = 21}, STATUS_BAD_MODEL, "21 layers, the coordinator's 20");
     refused(&(struct msg_hello){.model_hash = {9}}, STATUS_BAD_MODEL, "another model file");
@@ -493,7 +493,7 @@ static void messages_out_of_turn_change_nothing(void **state)
     struct from_stage wrong[] = {
         {.kind = FROM_STAGE_ACK, .ack = {.session = now.session, .epoch = now.epoch}},
         {.kind = FROM_STAGE_READY, .ready = now},
-        {.kind = FROM_STAGE_LOADED, .loaded = {.n_blocks = 1}},
+        {.kind = FROM_STAGE_LOADED, .loaded = {.n_blocks = 1}, .assigned = f.fake[0].assigned},
         {.kind = FROM_STAGE_HELLO, .hello = fake_hello(&f.fake[0])},
         {.kind = FROM_STAGE_TIMINGS, .timings = {now.session, now.epoch, MAX_TIMINGS + 1, {{0}}}},
         {.kind = FROM_STAGE_TIMINGS, .timings = {now.session, now.epoch, 1, {{.stage = 1}}}},
@@ -573,8 +573,58 @@ static void a_stage_without_room_for_a_block_is_refused(void **state)
     struct fakes f;
     fakes_init(&f, 1);
     fake_attach(&f.fake[0]);
-    fake_say(&f.fake[0], &(struct from_stage){.kind = FROM_STAGE_LOADED});
+    fake_say(&f.fake[0], &(struct from_stage){.kind = FROM_STAGE_LOADED, .assigned = f.fake[0].inbox[0].assign});
     assert_int_equal(f.fake[0].exit_status, STATUS_OUT_OF_MEMORY);
+    fakes_fini(&f);
+}
+
+/* What stage 1 of 2 has when one field was changed on its way. */
+static struct msg_assign changed(struct msg_assign a, int field)
+{
+    uint32_t *const numbers[] = {&a.stage, &a.n_stages, &a.first_layer, &a.end_layer, &a.slots, &a.context, &a.kv_block,
+                                 &a.n_blocks, &a.max_rows, &a.heartbeat_ms, &a.stuck_ms, &a.window};
+    if (field < 12)
+        *numbers[field] -= 1;
+    else if (field == 12)
+        a.kv_bytes = 1ull << 32;
+    else if (field == 13)
+        strcpy(a.kv_type, "f1");
+    else
+        a = (struct msg_assign){0}; /* it says nothing */
+    return a;
+}
+
+static void a_stage_that_loaded_what_it_was_not_assigned_is_told_to_end_and_the_next_process_serves(void **state)
+{
+    (void)state;
+    for (int field = 0; field < 15; field++) {
+        struct fakes f;
+        fakes_init(&f, 2);
+        fake_attach(&f.fake[1]);
+        const struct msg_assign a = changed(f.fake[1].inbox[0].assign, field);
+        fake_say(&f.fake[1], &(struct from_stage){.kind = FROM_STAGE_LOADED, .loaded = {.n_blocks = 9}, .assigned = a});
+        assert_true(f.fake[1].exited && !f.fake[1].open);
+        assert_int_equal(f.fake[1].exit_status, STATUS_PROTOCOL);
+        assert_non_null(strstr(f.fake[1].exit_message, "stage 1: its "));
+        assert_int_equal(pipeline_stats(f.p).protocol_errors, 1);
+        fakes_settle(&f);
+        assert_int_equal(stage_table_at(pipeline_stages(f.p), 1)->restarts, 1);
+        fakes_fini(&f);
+    }
+}
+
+static void an_assignment_of_another_stage_that_is_taken_up_in_an_epoch_ends_it_and_that_stage(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    fake_say(&f.fake[1], &(struct from_stage){.kind = FROM_STAGE_LOADED, .loaded = {.n_blocks = 9}, .assigned = f.fake[0].assigned});
+    assert_int_equal(f.n_lost, 1);
+    assert_int_equal(f.event.stage, 1);
+    assert_int_equal(f.event.why.status, STATUS_PROTOCOL);
+    assert_true(f.fake[1].exited && f.fake[0].open && !f.fake[0].exited);
+    fakes_settle(&f);
     fakes_fini(&f);
 }
 
@@ -693,6 +743,8 @@ int main(void)
         cmocka_unit_test(plans_reach_every_stage_within_the_window_and_results_retire_them),
         cmocka_unit_test(a_result_that_is_not_of_the_oldest_tick_ends_the_epoch),
         cmocka_unit_test(a_stage_without_room_for_a_block_is_refused),
+        cmocka_unit_test(a_stage_that_loaded_what_it_was_not_assigned_is_told_to_end_and_the_next_process_serves),
+        cmocka_unit_test(an_assignment_of_another_stage_that_is_taken_up_in_an_epoch_ends_it_and_that_stage),
         cmocka_unit_test(a_stop_tells_every_stage_to_end),
         cmocka_unit_test(stale_counts_of_a_stage_add_up_over_its_processes_and_streams),
         cmocka_unit_test(the_load_of_a_stage_is_that_of_its_last_second_and_falls_when_nothing_comes),

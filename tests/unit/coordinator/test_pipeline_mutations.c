@@ -45,6 +45,7 @@ static struct from_stage message_of(const struct fake *k, enum from_stage_kind k
     case FROM_STAGE_LOADED:
         m.loaded = (struct msg_loaded){.n_blocks = 100, .weight_bytes = 1 << 20, .kv_bytes = 1 << 20, .cost_rows = {1, 16},
                                        .prompt_us = {10, 90}, .decode_us = {12, 100}, .attention_ns = 3};
+        m.assigned = k->n_inbox && k->inbox[0].kind == TO_STAGE_ASSIGN ? k->inbox[0].assign : k->assigned;
         break;
     case FROM_STAGE_ACK:
         m.ack = k->kv;

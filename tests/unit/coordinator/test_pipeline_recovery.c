@@ -276,6 +276,39 @@ static void a_stage_that_fails_every_tick_is_tried_at_intervals_and_named(void *
     fakes_fini(&f);
 }
 
+/* What it takes for a protocol error may be its own doing: another process of it may do better. */
+static void a_stage_whose_protocol_errors_end_one_epoch_after_the_other_is_replaced(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    run_ticks(&f, 20);
+    f.fake[1].fail_with = STATUS_PROTOCOL;
+    const int64_t start = f.now_ns;
+    uint64_t epochs = pipeline_stats(f.p).epochs;
+    while (f.fake[1].open && f.now_ns - start < 5 * NS_PER_S) {
+        if (pipeline_running(f.p) && pipeline_in_flight(f.p) == 0)
+            assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+        fakes_pump(&f);
+        fakes_sleep(&f, 10);
+    }
+    assert_in_range(f.now_ns - start, 150 * NS_PER_MS, NS_PER_S); /* at 0, 50 and 100 ms after the one before */
+    assert_int_equal(pipeline_stats(f.p).epochs - epochs, 3);
+    assert_true(f.fake[1].exited && f.fake[0].open && !f.fake[0].exited);
+    assert_int_equal(f.fake[1].exit_status, STATUS_PROTOCOL);
+    f.fake[1].fail_with = STATUS_OK;
+    fakes_settle(&f);
+    run_ticks(&f, 1);
+    for (int i = 0; i < 10; i++) { /* now and then, with ticks between: it stays */
+        fake_fail(&f.fake[1], STATUS_PROTOCOL, "a frame that cannot be");
+        fakes_settle(&f);
+        run_ticks(&f, 1);
+    }
+    assert_false(f.fake[1].exited);
+    fakes_fini(&f);
+}
+
 /* --- stages that are silent, and wake -------------------------------------------------------------------------------------------- */
 
 /* FC-25. */
@@ -544,6 +577,7 @@ int main(void)
         cmocka_unit_test(the_reason_stays_until_a_tick_is_retired),
         cmocka_unit_test(a_stage_that_died_is_the_reason_although_its_neighbour_tells_first),
         cmocka_unit_test(a_stage_that_fails_every_tick_is_tried_at_intervals_and_named),
+        cmocka_unit_test(a_stage_whose_protocol_errors_end_one_epoch_after_the_other_is_replaced),
         cmocka_unit_test(a_stopped_stage_is_noticed_within_two_seconds_and_used_again_when_it_wakes),
         cmocka_unit_test(what_a_woken_stage_says_of_its_old_epoch_is_stale),
         cmocka_unit_test(a_stage_that_was_stopped_within_a_tick_is_not_stuck_when_it_wakes),

@@ -309,9 +309,12 @@ static void stage_hello_and_results_reach_the_coordinator(void **state)
     memset(&m, 0, sizeof m);
     m.kind = FROM_STAGE_LOADED;
     m.loaded = (struct msg_loaded){100, 1ull << 33, 1ull << 30, {1, 8, 64}, {900, 1000, 2000}, {800, 1100, 2100}, 1.25};
+    m.assigned = (struct msg_assign){1, 3, 10, 20, 4, 1024, 16, 2000, 256, 1ull << 33, 300, 10000, 4, "f16"};
     assert_int_equal(stage_client_send(t.client, &m), STATUS_OK);
     wait_for(&t.n_from, 2, 2000);
     assert_memory_equal(&t.from.loaded, &m.loaded, sizeof m.loaded);
+    assert_null(assign_difference(&t.from.assigned, &m.assigned));
+    assert_int_equal(t.from.assigned.window, 4);
     struct result *r;
     result_create(2, &r);
     r->session = 5;

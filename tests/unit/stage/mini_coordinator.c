@@ -145,6 +145,7 @@ void mini_assign(struct mini *m, uint32_t slots)
     mini_send(m, &assign);
     mini_await(m, FROM_STAGE_LOADED, &loaded);
     assert_int_equal(loaded.loaded.n_blocks, slots * 4);
+    assert_null(assign_difference(&loaded.assigned, &assign.assign)); /* also the heartbeat's times of one that is loaded already */
 }
 
 void mini_join(struct mini *m, uint64_t epoch)

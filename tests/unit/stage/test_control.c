@@ -131,27 +131,6 @@ static void a_stage_attaches_says_who_it_is_and_runs_a_tick(void **state)
     stop();
 }
 
-static void a_stage_is_no_other_one_than_it_was_told_to_be(void **state)
-{
-    (void)state;
-    struct from_stage m;
-    start(NULL, "the-secret-of-this-job");
-    mini_await(t.coordinator, FROM_STAGE_HELLO, &m);
-    assert_int_equal(m.hello.stage, 0);
-    mini_send(t.coordinator, &(struct to_stage){.kind = TO_STAGE_ASSIGN,
-                                                .assign = {.stage = 1, .n_stages = 2, .end_layer = MINI_LAYERS, .slots = 2,
-                                                           .context = 64, .kv_block = 16, .max_rows = 32, .heartbeat_ms = 20,
-                                                           .stuck_ms = 5000, .window = 2, .kv_type = "f16"}});
-    mini_await(t.coordinator, FROM_STAGE_FAILED, &m);
-    assert_int_equal(m.failed.status, STATUS_PROTOCOL);
-    assert_false(m.failed.fatal);
-    assert_string_equal(m.failed.message, "stage 0: it was assigned as stage 1");
-    mini_assign(t.coordinator, 2); /* a right one may follow */
-    mini_join(t.coordinator, 3);
-    check_tick(t.coordinator, 3);
-    stop();
-}
-
 static void a_stage_whose_compute_is_stuck_beats_and_obeys_exit(void **state)
 {
     (void)state;
@@ -286,7 +265,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stage_attaches_says_who_it_is_and_runs_a_tick),
-        cmocka_unit_test(a_stage_is_no_other_one_than_it_was_told_to_be),
         cmocka_unit_test(a_stage_whose_compute_is_stuck_beats_and_obeys_exit),
         cmocka_unit_test(a_slow_tick_that_gets_on_shows_it),
         cmocka_unit_test(the_next_coordinator_finds_the_weights_in_place),

@@ -458,6 +458,12 @@ static void another_assignment_is_another_pool(void **state)
     const uint64_t id = ask_pool(p, 0).kv_id;
     worker_post(pipeline_worker(p, 0), &(struct to_stage){.kind = TO_STAGE_ASSIGN, .assign = a});
     assert_int_equal(pipeline_await(p, 0, FROM_STAGE_LOADED, WAIT_MS, &m), STATUS_OK);
+    assert_null(assign_difference(&m.m.assigned, &a));
+    assert_true(ask_pool(p, 0).kv_id == id);
+    a.heartbeat_ms++; /* the same weights and pool; LOADED says it */
+    worker_post(pipeline_worker(p, 0), &(struct to_stage){.kind = TO_STAGE_ASSIGN, .assign = a});
+    assert_int_equal(pipeline_await(p, 0, FROM_STAGE_LOADED, WAIT_MS, &m), STATUS_OK);
+    assert_null(assign_difference(&m.m.assigned, &a));
     assert_true(ask_pool(p, 0).kv_id == id);
     a.end_layer--;
     worker_post(pipeline_worker(p, 0), &(struct to_stage){.kind = TO_STAGE_ASSIGN, .assign = a});
@@ -679,6 +685,11 @@ static void an_impossible_assignment_is_refused_and_one_that_cannot_be_loaded_is
     assert_int_equal(m.m.failed.status, STATUS_PROTOCOL);
     assert_int_equal(m.m.failed.fatal, 0);
     assert_non_null(strstr(m.m.failed.message, "max_rows 0, allowed are 1 to 4096"));
+    a = *pipeline_assignment(p, 0);
+    a.heartbeat_ms = 1u << 31; /* less than nothing, as an int */
+    worker_post(pipeline_worker(p, 0), &(struct to_stage){.kind = TO_STAGE_ASSIGN, .assign = a});
+    assert_int_equal(pipeline_await(p, 0, FROM_STAGE_FAILED, WAIT_MS, &m), STATUS_OK);
+    assert_non_null(strstr(m.m.failed.message, "heartbeat_ms 2147483648, allowed are 0 to 60000"));
     pipeline_post_epoch(p);
     assert_int_equal(pipeline_await(p, 0, FROM_STAGE_FAILED, WAIT_MS, &m), STATUS_OK);
     assert_non_null(strstr(m.m.failed.message, "before an assignment"));
