@@ -89,7 +89,8 @@ static enum status parse_header(struct reader *r)
     TRY(take_u32(r, "version", &version));
     if (version != 2 && version != 3)
         return bad_number(r, "version", 4, version,
-                          version & 0xffff ? "only versions 2 and 3 are read" : "big-endian files are not read");
+                          version == 0 || version & 0xffff ? "only versions 2 and 3 are read"
+                                                           : "big-endian files are not read");
     /* The least that an entry takes: name length, one letter, type, value; for a tensor n_dims, one dimension, offset.
      */
     TRY(take_count(r, "n_tensors", GGUF_MAX_TENSORS, 8 + 1 + 4 + 8 + 4 + 8, &r->g->n_tensors));

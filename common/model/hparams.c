@@ -136,21 +136,26 @@ static const struct {
     {"attention.max_alibi_bias", 0, 0},
     {"attention.clamp_kqv", 0, 0},
     {"attention.output_scale", 0, 1},
+    {"attention.temperature_length", 0, 0},
     {"attention.temperature_scale", 0, 0},
+    {"attention.value_scale", 0, 1},
     {"attention.shared_kv_layers", 0, 0},
     {"embedding_scale", 0, 1},
+    {"expert_chunk_feed_forward_length", 0, 0},
     {"expert_gating_func", 0, 1}, /* 1: softmax */
     {"expert_group_count", 0, 1},
     {"expert_group_used_count", 0, 1},
     {"expert_shared_count", 0, 0},
     {"expert_shared_feed_forward_length", 0, 0},
     {"expert_weights_scale", 0, 1},
+    {"full_attention_interval", 0, 1},
     {"interleave_moe_layer_step", 0, 1},
     {"leading_dense_block_count", 0, 0},
     {"logit_scale", 0, 1},
     {"moe_every_n_layers", 0, 1},
     {"nextn_predict_layers", 0, 0},
     {"residual_scale", 0, 1},
+    {"rope.scaling.alpha", 0, 1},
     {"rope.scaling.attn_factor", 0, 1},
     {"router_logit_softcapping", 0, 0},
     {"use_parallel_residual", 0, 0},
@@ -193,6 +198,17 @@ static enum status refuse_features(const struct reader *r)
 
 /* --- attention -------------------------------------------------------------------------------------------------------- */
 
+/* Sizes of their own for layers with a window: here all layers are alike. */
+static enum status read_same(const struct reader *r, const char *suffix, uint32_t all)
+{
+    uint32_t local = all;
+    TRY(read_u32(r, suffix, 0, UINT32_MAX, &local));
+    if (local != all)
+        return error_set(r->err, STATUS_BAD_MODEL, "%s.%s %u is not supported yet: all layers have %u", r->arch->name, suffix,
+                         local, all);
+    return STATUS_OK;
+}
+
 static enum status read_heads(const struct reader *r, struct hparams *hp)
 {
     uint32_t value_length;
@@ -213,6 +229,8 @@ static enum status read_heads(const struct reader *r, struct hparams *hp)
     if (value_length != hp->head_dim)
         return error_set(r->err, STATUS_BAD_MODEL, "%s.attention.value_length %u is not key_length %u", r->arch->name,
                          value_length, hp->head_dim);
+    TRY(read_same(r, "attention.key_length_swa", hp->head_dim));
+    TRY(read_same(r, "attention.value_length_swa", hp->head_dim));
     if ((uint64_t)hp->n_heads * hp->head_dim > MAX_WIDTH)
         return error_set(r->err, STATUS_BAD_MODEL, "%u heads of %u elements are more than any model has", hp->n_heads,
                          hp->head_dim);
@@ -274,6 +292,7 @@ static enum status read_rope(const struct reader *r, struct hparams *hp)
     TRY(read_u32(r, "rope.dimension_count", 2, hp->head_dim, &hp->n_rot));
     if (hp->n_rot % 2 != 0)
         return error_set(r->err, STATUS_BAD_MODEL, "%s.rope.dimension_count %u is odd", r->arch->name, hp->n_rot);
+    TRY(read_same(r, "rope.dimension_count_swa", hp->n_rot));
     hp->rope_theta = 10000.0f;
     TRY(read_f32(r, "rope.freq_base", 1, 1e30, &hp->rope_theta));
     hp->rope_theta_local = LOCAL_THETA;

@@ -153,7 +153,7 @@ static int is_part(const struct model *m, struct text name)
     if (text_is(name, "token_embd.weight") || text_is(name, "output_norm.weight") || text_is(name, "output.weight") ||
         text_is(name, "rope_freqs.weight"))
         return 1;
-    if (name.len >= sizeof copy)
+    if (name.len >= sizeof copy || memchr(name.data, 0, name.len)) /* a name with a 0 in it is another than what is before it */
         return 0;
     memcpy(copy, name.data, name.len);
     copy[name.len] = 0;

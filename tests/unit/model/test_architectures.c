@@ -470,6 +470,7 @@ static void keys_that_would_change_the_results_are_refused_by_name(void **state)
         {"attention.output_scale", 2, 1},        {"attention.temperature_scale", 0.1f, 0},
         {"embedding_scale", 12, 1},              {"expert_weights_scale", 2.5f, 1},
         {"logit_scale", 0.0625f, 1},             {"residual_scale", 0.22f, 0},
+        {"attention.value_scale", 0.5f, 1},      {"rope.scaling.alpha", 1000, 1},
         {"rope.scaling.attn_factor", 1.19f, 1},  {"router_logit_softcapping", 30, 0},
     };
     static const struct {
@@ -479,7 +480,8 @@ static void keys_that_would_change_the_results_are_refused_by_name(void **state)
         {"attention.shared_kv_layers", 2, 0},  {"expert_gating_func", 2, 1},       {"expert_group_count", 8, 1},
         {"expert_group_used_count", 4, 1},     {"expert_shared_count", 1, 0},      {"expert_shared_feed_forward_length", 64, 0},
         {"interleave_moe_layer_step", 2, 1},   {"leading_dense_block_count", 3, 0}, {"moe_every_n_layers", 2, 1},
-        {"nextn_predict_layers", 1, 0},
+        {"nextn_predict_layers", 1, 0},        {"attention.temperature_length", 8192, 0},
+        {"expert_chunk_feed_forward_length", 64, 0}, {"full_attention_interval", 4, 1},
     };
     char why[128];
     for (size_t a = 0; a < ARRAY_LEN(arch_names); a++) {
@@ -521,6 +523,23 @@ static void keys_of_another_kind_than_numbers_are_refused_by_name_too(void **sta
     maker_destroy(m);
 }
 
+static void sizes_of_their_own_for_layers_with_a_window_are_refused_with_both(void **state)
+{
+    (void)state;
+    static const char *const suffixes[] = {"attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"};
+    char why[128];
+    for (size_t i = 0; i < ARRAY_LEN(suffixes); i++) {
+        struct maker *m = make("gemma3", &DENSE);
+        const uint32_t all = DENSE.n_embd / DENSE.n_heads;
+        maker_arch_u32(m, suffixes[i], all);
+        accepted_hparams(m);
+        maker_arch_u32(m, suffixes[i], 2 * all);
+        snprintf(why, sizeof why, "gemma3.%s %u is not supported yet: all layers have %u", suffixes[i], 2 * all, all);
+        refused(m, why);
+        maker_destroy(m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -540,6 +559,7 @@ int main(void)
         cmocka_unit_test(softcaps_are_taken_where_the_architecture_has_them),
         cmocka_unit_test(keys_that_would_change_the_results_are_refused_by_name),
         cmocka_unit_test(keys_of_another_kind_than_numbers_are_refused_by_name_too),
+        cmocka_unit_test(sizes_of_their_own_for_layers_with_a_window_are_refused_with_both),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

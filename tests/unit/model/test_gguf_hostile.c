@@ -400,6 +400,7 @@ static void hostile_header_is_refused_by_field(void **state)
     } cases[] = {
         {0, 'X', "magic at byte 0"},
         {3, 'g', "magic at byte 0"},
+        {4, 0, "version at byte 4 is 0: only versions 2 and 3"},
         {4, 1, "version at byte 4 is 1: only versions 2 and 3"},
         {4, 4, "version at byte 4 is 4: only versions 2 and 3"},
     };

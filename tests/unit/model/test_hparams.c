@@ -389,6 +389,26 @@ static void model_tensors_that_nobody_would_use_are_refused(void **state)
     maker_destroy(m);
 }
 
+/* The maker's names end at a 0, so it is written over the last letter. */
+static void a_tensor_whose_name_goes_on_behind_a_zero_is_refused(void **state)
+{
+    (void)state;
+    struct maker *m = small_model();
+    struct gguf *g;
+    struct model model;
+    struct error err;
+    size_t len;
+    maker_add_tensor(m, "blk.0.attn_q.weight*", TENSOR_F32, 8, 1);
+    uint8_t *bytes = maker_write(m, &len);
+    bytes[maker_tensor(m, "blk.0.attn_q.weight*")->at + 8 + sizeof "blk.0.attn_q.weight" - 1] = 0;
+    assert_int_equal(gguf_open_memory(bytes, len, &g, &err), STATUS_OK);
+    assert_int_equal(model_from_gguf(g, "made", &model, &err), STATUS_BAD_MODEL);
+    assert_non_null(strstr(err.message, "tensor blk.0.attn_q.weight? is not supported yet"));
+    gguf_close(g);
+    free(bytes);
+    maker_destroy(m);
+}
+
 static void model_rope_factors_are_checked_by_value(void **state)
 {
     (void)state;
@@ -522,6 +542,7 @@ int main(void)
         cmocka_unit_test(model_tensors_of_another_shape_are_refused_with_both_shapes),
         cmocka_unit_test(model_vectors_must_be_f32),
         cmocka_unit_test(model_tensors_that_nobody_would_use_are_refused),
+        cmocka_unit_test(a_tensor_whose_name_goes_on_behind_a_zero_is_refused),
         cmocka_unit_test(model_rope_factors_are_checked_by_value),
         cmocka_unit_test(model_layer_gives_the_tensors_of_that_layer_and_null_for_the_rest),
         cmocka_unit_test(model_name_is_printable_utf8_that_fits),
