@@ -207,3 +207,67 @@ int quant_decode_row(enum tensor_type type, const void *src, uint32_t k, float *
     }
     return 1;
 }
+
+/* --- numbers only ----------------------------------------------------------------------------------------------------- */
+
+enum { EXPONENT_F16 = 0x7c00, EXPONENT_BF16 = 0x7f80, EXPONENT_F32 = 0x7f800000 };
+
+/* All bits of the exponent set: infinite or NaN. */
+static int halves_are_finite(const uint8_t *p, size_t n, uint32_t exponent)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t h;
+        memcpy(&h, p + 2 * i, 2);
+        bad |= (h & exponent) == exponent;
+    }
+    return !bad;
+}
+
+static int floats_are_finite(const uint8_t *p, size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, p + 4 * i, 4);
+        bad |= (bits & EXPONENT_F32) == EXPONENT_F32;
+    }
+    return !bad;
+}
+
+/* The halves of a block are its scale and its minimum; all else in it is whole numbers, too small to overflow a product. */
+static int scales_are_finite(enum tensor_type type, const struct block_traits *t, const uint8_t *src, uint32_t k)
+{
+    enum { Q6_K_SCALE = 208 };
+    for (uint32_t b = 0; b < k / t->elements; b++) {
+        const uint8_t *scale = src + (size_t)b * t->bytes + (type == TENSOR_Q6_K ? Q6_K_SCALE : 0);
+        if (!halves_are_finite(scale, t->has_min ? 2 : 1, EXPONENT_F16))
+            return 0;
+    }
+    return 1;
+}
+
+static int values_are_finite(enum tensor_type type, block_decode_fn *decode, const uint8_t *src, uint32_t k)
+{
+    float value[BLOCK_ELEMENTS_MAX];
+    uint32_t elements, bytes;
+    block_size(type, &elements, &bytes);
+    for (uint32_t b = 0; b < k / elements; b++) {
+        decode(src + (size_t)b * bytes, value);
+        if (!floats_are_finite((const uint8_t *)value, elements))
+            return 0;
+    }
+    return 1;
+}
+
+int quant_row_is_finite(enum tensor_type type, const void *src, uint32_t k)
+{
+    const struct block_traits *t = block_traits(type);
+    if (t)
+        return scales_are_finite(type, t, src, k);
+    if (block_plain(type))
+        return values_are_finite(type, block_plain(type), src, k);
+    if (type == TENSOR_F32)
+        return floats_are_finite(src, k);
+    return halves_are_finite(src, k, type == TENSOR_F16 ? EXPONENT_F16 : EXPONENT_BF16);
+}

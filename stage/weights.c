@@ -87,16 +87,16 @@ static enum status prepare_matrix(const struct weights *w, const struct gguf_ten
         return error_set(err, STATUS_BAD_MODEL, "tensor %.*s: a side is larger than 2^32", (int)t->name.len, t->name.data);
     enum status s = weight_prepare(w->ops, t->type, (uint32_t)n, (uint32_t)k, rows, out, &why);
     if (s == STATUS_OK && w->ops->weight_bytes(t->type, (uint32_t)n, (uint32_t)k) == SIZE_MAX)
-        s = error_set(&why, STATUS_UNSUPPORTED, "type %s has no kernel", tensor_type_info(t->type)->name);
-    if (s != STATUS_OK)
-        return error_set(err, s, "tensor %.*s: %s", (int)t->name.len, t->name.data, why.message);
+        s = error_set(&why, STATUS_BAD_MODEL, "type %s has no kernel", tensor_type_info(t->type)->name);
+    if (s != STATUS_OK) /* what is not supported is the file's, not the configuration's */
+        return error_set(err, STATUS_BAD_MODEL, "tensor %.*s: %s", (int)t->name.len, t->name.data, why.message);
     return STATUS_OK;
 }
 
 static enum status check_vector(const struct gguf_tensor *t, struct error *err)
 {
     if (!quant_supported(t->type))
-        return error_set(err, STATUS_UNSUPPORTED, "tensor %.*s: type %s is not supported", (int)t->name.len, t->name.data,
+        return error_set(err, STATUS_BAD_MODEL, "tensor %.*s: type %s is not supported", (int)t->name.len, t->name.data,
                          tensor_type_info(t->type)->name);
     return STATUS_OK;
 }
@@ -226,7 +226,7 @@ static enum status check_shape(const struct hparams *hp, struct error *err)
 {
     enum { HEAD_STEP = 8 };
     if (hp->head_dim % HEAD_STEP)
-        return error_set(err, STATUS_UNSUPPORTED, "heads of %u elements are not supported: a multiple of %d is", hp->head_dim,
+        return error_set(err, STATUS_BAD_MODEL, "heads of %u elements are not supported: a multiple of %d is", hp->head_dim,
                          HEAD_STEP);
     return STATUS_OK;
 }
@@ -254,7 +254,7 @@ enum status weights_plan(const struct model *m, const struct ops *ops, uint32_t 
 
 /* --- packing ---------------------------------------------------------------------------------------------------------- */
 
-/* Rows of a matrix to pack, or a vector to decode. */
+/* Rows of a matrix to check and, where its kernels want that, to pack; or a vector to decode. */
 struct pack_unit {
     struct weight *w; /* NULL: a vector */
     uint32_t row0, row1;
@@ -266,7 +266,7 @@ struct packing {
     const struct ops *ops;
     struct pack_unit *units;
     uint32_t n_units, max_units;
-    atomic_uint next;
+    atomic_uint next, bad; /* bad: the first unit that holds something else than numbers; UINT32_MAX: none */
     uint64_t all_bytes;
     int64_t start_ns, next_line_ns; /* thread 0 */
 };
@@ -274,8 +274,7 @@ struct packing {
 static void count_matrix(struct weight *m, void *arg)
 {
     struct packing *p = arg;
-    if (m->packed)
-        p->max_units += (m->n + UNIT_ROWS - 1) / UNIT_ROWS;
+    p->max_units += (m->n + UNIT_ROWS - 1) / UNIT_ROWS;
 }
 
 static void count_vector(const struct gguf_tensor *t, const float **to, void *arg)
@@ -289,7 +288,7 @@ static void count_vector(const struct gguf_tensor *t, const float **to, void *ar
 static void add_matrix(struct weight *m, void *arg)
 {
     struct packing *p = arg;
-    for (uint32_t row = 0; m->packed && row < m->n; row += UNIT_ROWS)
+    for (uint32_t row = 0; row < m->n; row += UNIT_ROWS)
         p->units[p->n_units++] =
             (struct pack_unit){.w = m, .row0 = row, .row1 = m->n - row < UNIT_ROWS ? m->n : row + UNIT_ROWS};
 }
@@ -300,12 +299,35 @@ static void add_vector(const struct gguf_tensor *t, const float **to, void *arg)
     p->units[p->n_units++] = (struct pack_unit){.vector = t, .to = (float *)(uintptr_t)*to};
 }
 
-static void pack_one(const struct packing *p, const struct pack_unit *u)
+static size_t file_row_bytes(const struct weight *w)
 {
-    if (u->w)
+    const struct tensor_type_info *info = tensor_type_info(w->type);
+    return (size_t)(w->k / info->block_elements) * info->block_bytes;
+}
+
+/* UINT32_MAX: all of the unit's rows hold numbers only. */
+static uint32_t first_bad_row(const struct pack_unit *u)
+{
+    if (!u->w)
+        return quant_row_is_finite(u->vector->type, u->vector->data, (uint32_t)u->vector->ne[0]) ? UINT32_MAX : 0;
+    for (uint32_t row = u->row0; row < u->row1; row++)
+        if (!quant_row_is_finite(u->w->type, u->w->file_rows + row * file_row_bytes(u->w), u->w->k))
+            return row;
+    return UINT32_MAX;
+}
+
+static void pack_one(struct packing *p, unsigned i)
+{
+    const struct pack_unit *u = &p->units[i];
+    if (u->w && u->w->packed)
         p->ops->weight_pack(u->w, u->row0, u->row1);
-    else
+    else if (!u->w)
         CHECK(quant_decode_row(u->vector->type, u->vector->data, (uint32_t)u->vector->ne[0], u->to)); /* type: check_vector */
+    if (first_bad_row(u) == UINT32_MAX)
+        return;
+    unsigned before = atomic_load(&p->bad);
+    while (i < before && !atomic_compare_exchange_weak(&p->bad, &before, i))
+        ;
 }
 
 static void pack_thread(void *arg, int thread, int n_threads)
@@ -314,9 +336,9 @@ static void pack_thread(void *arg, int thread, int n_threads)
     (void)n_threads;
     for (;;) {
         unsigned i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
-        if (i >= p->n_units)
+        if (i >= p->n_units || i > atomic_load_explicit(&p->bad, memory_order_relaxed))
             return;
-        pack_one(p, &p->units[i]);
+        pack_one(p, i);
         int64_t now = thread == 0 ? clock_now_ns() : 0;
         if (thread == 0 && now >= p->next_line_ns) {
             p->next_line_ns = now + PROGRESS_NS;
@@ -328,37 +350,76 @@ static void pack_thread(void *arg, int thread, int n_threads)
 }
 
 /* Gives whole pages of the file's mapping back; the page cache keeps them while nobody needs the room. */
-static void drop_pages(struct weight *m, void *arg)
+static void drop_rows(const struct weight *m)
 {
-    const uint8_t *keep = arg;
-    const struct tensor_type_info *info = tensor_type_info(m->type);
-    if (!m->packed || m->file_rows == keep)
-        return;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)m->file_rows;
-    uintptr_t end = at + (uintptr_t)m->k / info->block_elements * info->block_bytes * m->n;
+    uintptr_t end = (at + file_row_bytes(m) * m->n) / page * page;
     at = (at + page - 1) / page * page;
-    end = end / page * page;
     if (end > at)
         madvise((void *)at, end - at, MADV_DONTNEED); /* a mapping of memory (tests) may refuse: nothing is lost */
+}
+
+static void drop_packed(struct weight *m, void *arg)
+{
+    const uint8_t *keep = arg;
+    if (m->packed && m->file_rows != keep)
+        drop_rows(m);
+}
+
+/* A value that is infinite or NaN spoils every answer that meets it: better no service than one that fails now and then. */
+static enum status refuse_bad(const struct weights *w, const struct pack_unit *u, struct error *err)
+{
+    const uint32_t row = first_bad_row(u);
+    const uint8_t *at = u->w ? u->w->file_rows + row * file_row_bytes(u->w) : u->vector->data;
+    for (uint32_t i = 0; i < gguf_n_tensors(w->model->gguf); i++) {
+        const struct gguf_tensor *t = gguf_tensor(w->model->gguf, i);
+        if (at >= t->data && at < t->data + t->bytes)
+            return error_set(err, STATUS_BAD_MODEL,
+                             "tensor %s (%s): row %llu, at byte %llu, holds a value that is infinite or not a number",
+                             gguf_printable(t->name).text, tensor_type_info(t->type)->name,
+                             (unsigned long long)((uint64_t)(at - t->data) / (t->bytes / (t->ne[1] * t->ne[2]))),
+                             (unsigned long long)(t->file_offset + (uint64_t)(at - t->data)));
+    }
+    return error_set(err, STATUS_BAD_MODEL, "a tensor holds a value that is infinite or not a number");
+}
+
+/* Rows of the embedding are read from the file while ticks run; as a tied head they are checked with the others. */
+static int embedding_is_apart(const struct weights *w)
+{
+    return w->has_embedding && !(w->has_head && w->head.file_rows == w->embedding.file_rows);
+}
+
+static enum status pack_all(struct weights *w, struct packing *p, struct team *team, struct error *err)
+{
+    const struct visitor count = {count_matrix, count_vector, p}, add = {add_matrix, add_vector, p};
+    each_part(w, &count);
+    if (embedding_is_apart(w))
+        count_matrix(&w->embedding, p);
+    p->units = calloc(p->max_units, sizeof *p->units);
+    if (!p->units)
+        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a list of %u pieces of weights", p->max_units);
+    if (embedding_is_apart(w))
+        add_matrix(&w->embedding, p);
+    each_part(w, &add);
+    team_run(team, pack_thread, p);
+    const unsigned bad = atomic_load(&p->bad);
+    enum status s = bad == UINT32_MAX ? STATUS_OK : refuse_bad(w, &p->units[bad], err);
+    free(p->units);
+    return s;
 }
 
 enum status weights_load(struct weights *w, struct team *team, struct error *err)
 {
     const int64_t start = clock_now_ns();
-    struct packing p = {.ops = w->ops, .all_bytes = w->memory_bytes, .start_ns = start,
+    struct packing p = {.ops = w->ops, .all_bytes = w->memory_bytes, .start_ns = start, .bad = UINT32_MAX,
                         .next_line_ns = start + PROGRESS_NS};
-    const struct visitor count = {count_matrix, count_vector, &p}, add = {add_matrix, add_vector, &p};
-    const struct visitor drop = {drop_pages, NULL, (void *)(uintptr_t)w->embedding.file_rows};
+    const struct visitor drop = {drop_packed, NULL, (void *)(uintptr_t)w->embedding.file_rows};
     TRY(memory_map(w->memory_bytes, &w->memory, err));
     CHECK(place_all(w, w->memory.data) == w->memory_bytes);
-    each_part(w, &count);
-    p.units = calloc(p.max_units, sizeof *p.units);
-    if (!p.units)
-        return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for a list of %u pieces of weights", p.max_units);
-    each_part(w, &add);
-    team_run(team, pack_thread, &p);
-    free(p.units);
+    TRY(pack_all(w, &p, team, err));
     each_part(w, &drop);
+    if (embedding_is_apart(w))
+        drop_rows(&w->embedding);
     LOG_INFO("layers %u..%u%s%s: %s packed in %lld ms", w->first_layer, w->end_layer - 1,
              w->has_embedding ? ", embedding" : "", w->has_head ? ", head" : "", memory_print(p.all_bytes).text,
              (long long)((clock_now_ns() - start) / NS_PER_MS));

@@ -6,7 +6,7 @@
  * Ownership  weights_plan fills a struct of the caller's; weights_free. The model must outlive it: embedding rows are read
  *            from the file's mapping.
  * Threading  Read-only after weights_load.
- * Errors     STATUS_UNSUPPORTED and STATUS_BAD_MODEL name the tensor or the size of heads; STATUS_OUT_OF_MEMORY.
+ * Errors     STATUS_BAD_MODEL names the tensor or the size of heads, also where kernels lack something; STATUS_OUT_OF_MEMORY.
  */
 #ifndef SLUICE_STAGE_WEIGHTS_H
 #define SLUICE_STAGE_WEIGHTS_H
@@ -47,7 +47,7 @@ struct weights {
 /* Looks up and checks everything; maps nothing. */
 enum status weights_plan(const struct model *m, const struct ops *ops, uint32_t first_layer, uint32_t end_layer,
                          int has_embedding, int has_head, struct weights *out, struct error *err);
-/* Packs; logs its progress where it takes over two seconds. */
+/* Packs, and refuses values that are infinite or NaN; logs its progress where it takes over two seconds. */
 enum status weights_load(struct weights *w, struct team *team, struct error *err);
 void weights_free(struct weights *w); /* also of a zeroed struct */
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <math.h>
 
 #include "common/base/check.h"
 #include "kernels/block.h"
@@ -135,11 +136,49 @@ static void unknown_backends_and_instruction_sets_are_refused(void **state)
     }
 }
 
+static int decodes_to_numbers(enum tensor_type type, const uint8_t *block, uint32_t elements)
+{
+    float value[BLOCK_ELEMENTS_MAX];
+    int finite = 1;
+    assert_int_equal(quant_decode_row(type, block, elements, value), 1);
+    for (uint32_t i = 0; i < elements; i++)
+        finite &= isfinite(value[i]) != 0;
+    return finite;
+}
+
+/* Random blocks, and such whose halves are all of one pattern: zero, subnormal, largest, infinite, NaN. */
+static void a_row_is_finite_where_every_value_that_it_decodes_to_is(void **state)
+{
+    static const uint16_t halves[] = {0x0000, 0x0001, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7c01, 0xffff};
+    uint32_t seed = 12345, n_infinite = 0, n_finite = 0;
+    (void)state;
+    for (uint32_t type = 0; type < 64; type++) {
+        uint8_t block[1024];
+        uint32_t elements, bytes;
+        block_size((enum tensor_type)type, &elements, &bytes);
+        if (bytes == 0 || !quant_supported((enum tensor_type)type))
+            continue;
+        for (size_t i = 0; i < 200 + ARRAY_LEN(halves); i++) {
+            for (uint32_t b = 0; b < bytes; b++) {
+                seed = seed * 1664525 + 1013904223;
+                block[b] = i < 200 ? (uint8_t)(seed >> 24) : (uint8_t)(halves[i - 200] >> 8 * (b & 1));
+            }
+            const int finite = decodes_to_numbers((enum tensor_type)type, block, elements);
+            n_finite += finite != 0;
+            n_infinite += !finite;
+            if (quant_row_is_finite((enum tensor_type)type, block, elements) != finite)
+                fail_msg("%s, block %zu: %d expected", block_type_name((enum tensor_type)type), i, finite);
+        }
+    }
+    assert_true(n_finite > 1000 && n_infinite > 100);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_supported_type_decodes_as_gguf_py),
         cmocka_unit_test(f32_rows_are_copied),
+        cmocka_unit_test(a_row_is_finite_where_every_value_that_it_decodes_to_is),
         cmocka_unit_test(types_that_hold_no_weights_are_refused_by_name),
         cmocka_unit_test(types_without_products_of_their_own_are_packed_as_f32),
         cmocka_unit_test(a_row_that_is_no_whole_number_of_blocks_is_refused),

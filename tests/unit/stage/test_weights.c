@@ -172,9 +172,49 @@ static void heads_that_no_kernel_takes_are_refused_with_their_size(void **state)
     shape.n_heads = 16; /* of 4 elements */
     open_model(&f, "llama", &shape);
     parse(&f);
-    assert_int_equal(weights_plan(&f.model, f.ops, 0, 3, 1, 1, &f.weights, &err), STATUS_UNSUPPORTED);
+    assert_int_equal(weights_plan(&f.model, f.ops, 0, 3, 1, 1, &f.weights, &err), STATUS_BAD_MODEL);
     assert_non_null(strstr(err.message, "heads of 4 elements are not supported"));
     close_all(&f);
+}
+
+/* A half or a float at a byte of a tensor's data. */
+struct spoilt {
+    const char *tensor;
+    uint64_t byte;
+    uint32_t type, bits, bytes; /* of the matrices; what is written there */
+    const char *says;           /* NULL: loaded */
+};
+
+static void a_value_that_is_no_number_is_refused_with_tensor_row_and_byte(void **state)
+{
+    (void)state;
+    enum { ROW_Q8_0 = 2 * 34, ROW_F16 = 2 * 64, ROW_F32 = 4 * 64 };
+    static const struct spoilt cases[] = {
+        {"blk.1.ffn_up.weight", 0, TENSOR_Q8_0, 0x7bff, 2, NULL}, /* the largest half */
+        {"blk.1.ffn_up.weight", 3 * ROW_Q8_0 + 34, TENSOR_Q8_0, 0x7c00, 2, "tensor blk.1.ffn_up.weight (Q8_0): row 3, at byte "},
+        {"blk.2.attn_v.weight", 31 * ROW_F16 + 126, TENSOR_F16, 0xfe01, 2, "tensor blk.2.attn_v.weight (F16): row 31, at byte "},
+        {"blk.0.ffn_norm.weight", 4 * 63, TENSOR_F32, 0x7f800000, 4, "tensor blk.0.ffn_norm.weight (F32): row 0, at byte "},
+        {"output_norm.weight", 0, TENSOR_F32, 0xff800001, 4, "tensor output_norm.weight (F32): row 0, at byte "},
+        {"token_embd.weight", 19 * ROW_F32 + 8, TENSOR_F32, 0x7fc00000, 4, "tensor token_embd.weight (F32): row 19, at byte "},
+        {"output.weight", 2 * ROW_F32, TENSOR_F32, 0x7fc00000, 4, "tensor output.weight (F32): row 2, at byte "},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct spoilt *c = &cases[i];
+        struct maker_shape shape = SHAPE;
+        struct fixture f = {0};
+        struct error err;
+        shape.type = c->type;
+        open_model(&f, "llama", &shape);
+        parse(&f);
+        memcpy(f.bytes + maker_tensor(f.maker, c->tensor)->at_data + c->byte, &c->bits, c->bytes);
+        assert_int_equal(weights_plan(&f.model, f.ops, 0, 3, 1, 1, &f.weights, &err), STATUS_OK);
+        enum status s = weights_load(&f.weights, f.team, &err);
+        if (!c->says)
+            assert_int_equal(s, STATUS_OK);
+        else if (s != STATUS_BAD_MODEL || strncmp(err.message, c->says, strlen(c->says)) != 0)
+            fail_msg("%s: %d, %s", c->says, s, err.message);
+        close_all(&f);
+    }
 }
 
 int main(void)
@@ -186,6 +226,7 @@ int main(void)
         cmocka_unit_test(each_expert_is_packed_for_itself),
         cmocka_unit_test(vectors_are_those_of_the_file_and_only_of_the_layers_that_are_held),
         cmocka_unit_test(heads_that_no_kernel_takes_are_refused_with_their_size),
+        cmocka_unit_test(a_value_that_is_no_number_is_refused_with_tensor_row_and_byte),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
