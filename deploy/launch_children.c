@@ -56,7 +56,7 @@ static enum status add_stage(struct launcher *l, int stage, int local, struct er
 {
     int cores[MAX_CORES], n_cores;
     int64_t asked;
-    TRY(config_list_value(l->config.threads, stage < 0 ? 0 : stage, &asked, err));
+    TRY(config_threads(l->config.threads, stage < 0 ? 0 : stage, &asked, err));
     int n_threads = placement_cores(local, l->n_local, (int)asked, cores, &n_cores);
     const char *program = l->config.stage_program ? l->config.stage_program : "sluice-stage";
     struct child *c = add_child(l, stage < 0 ? "joined stage" : text("stage %d", stage), program, PROGRAM_STAGE);

@@ -87,7 +87,7 @@ static enum status fill_setup(struct stage_program *p, struct error *err)
     s->host_stages = stages ? stages : 1;
     s->life = inherited_number("INCARNATION");
     TRY(read_cores(s, err));
-    TRY(config_list_value(p->config.threads, p->config.stage < 0 ? 0 : (int)p->config.stage, &threads, err));
+    TRY(config_threads(p->config.threads, p->config.stage < 0 ? 0 : (int)p->config.stage, &threads, err));
     s->n_threads = threads > 0 ? (int)threads : s->n_cores ? s->n_cores : cores_usable();
     if (s->n_threads > STAGE_MAX_CORES)
         return error_set(err, STATUS_CONFIG, "--threads: %d, at most %d", s->n_threads, STAGE_MAX_CORES);

@@ -45,10 +45,9 @@ static const char *program_name(enum program p)
                                     : "sluice-launch";
 }
 
-/* The launcher hands flags down, so it knows those of all programs. */
 static int takes(enum program program, const struct param *p)
 {
-    return program == PROGRAM_LAUNCH || (p->programs & program);
+    return (p->programs & program) != 0;
 }
 
 static const struct param *find(enum program program, const char *name, size_t len)
@@ -192,11 +191,9 @@ static enum status read_file(enum program program, const char *path, struct conf
         *eq = 0;
         char *name = trim(text), *value = trim(eq + 1);
         const struct param *p = find(program, name, strlen(name));
-        if (!p) /* one file serves all programs: a name of another program is no mistake */
-            p = find(PROGRAM_LAUNCH, name, strlen(name));
-        if (!p)
+        if (!p && !find(PROGRAM_ALL, name, strlen(name)))
             s = error_set(err, STATUS_CONFIG, "%s'%.60s' is no parameter", from, name);
-        else if (takes(program, p))
+        else if (p) /* one file serves all programs: a name of another program is no mistake */
             s = set(c, p, value, from, err);
     }
     fclose(f);
@@ -330,7 +327,9 @@ void config_help(enum program program, FILE *out)
             continue;
         char flag[64], range[96] = "";
         snprintf(flag, sizeof flag, "--%s", p->flag);
-        if (p->kind == KIND_INT || p->kind == KIND_REAL)
+        if (p->kind == KIND_INT)
+            snprintf(range, sizeof range, " [%.0f..%.0f]", p->min, p->max);
+        else if (p->kind == KIND_REAL)
             snprintf(range, sizeof range, " [%g..%g]", p->min, p->max);
         else if (p->choices)
             snprintf(range, sizeof range, " [%s]", p->choices);
@@ -385,7 +384,7 @@ enum status config_secret(const struct config *c, char secret[65], struct error 
     return STATUS_OK;
 }
 
-enum status config_list_value(const char *list, int index, int64_t *out, struct error *err)
+enum status config_threads(const char *list, int index, int64_t *out, struct error *err)
 {
     if (!list || strcmp(list, "auto") == 0) {
         *out = -1;
@@ -397,7 +396,7 @@ enum status config_list_value(const char *list, int index, int64_t *out, struct 
         char *end;
         long long x = strtoll(p, &end, 10);
         if (end == p || x < 1 || x > 1 << 20 || (*end && *end != ','))
-            return error_set(err, STATUS_CONFIG, "'%.60s' is no list of positive numbers", list);
+            return error_set(err, STATUS_CONFIG, "--threads: '%.60s' is no list of positive numbers", list);
         if (i <= index)
             v = x; /* a list that is too short repeats its last value, so "2" serves every stage */
         if (!*end)

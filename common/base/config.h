@@ -25,8 +25,8 @@ enum program {
 
 /* X(field, kind, flag, programs, default, min, max, choices, help)
  *   kind INT: int64_t; REAL: double; TEXT: const char * (NULL when the default is NULL); CHOICE: const char *, one of
- *   choices ("a|b"); SWITCH: int, --flag [on|off]. A default "auto" of an INT is -1. The launcher takes every flag of
- *   its children and passes those that were given. */
+ *   choices ("a|b"); SWITCH: int, --flag [on|off]. A default "auto" of an INT is -1. The launcher takes the flags of its
+ *   children, but for those that it sets itself (--stage, --coordinator), and passes on what was given. */
 #define PARAM_MAP(X)                                                                                                              \
     X(model, TEXT, "model", 11, NULL, 0, 0, NULL, "GGUF file")                                                                    \
     X(model_name, TEXT, "model-name", 9, NULL, 0, 0, NULL, "names it answers to, A,B (default: the file's name)")                 \
@@ -117,7 +117,7 @@ enum status config_secret(const struct config *c, char secret[65], struct error 
 int config_inherited_fd(const char *name);
 /* Text by that name that the launcher handed down (SLUICE_<NAME>: INCARNATION, CORES, HOST_STAGES), or NULL. */
 const char *config_inherited(const char *name);
-/* Value i of "N" or "N0,N1,...": auto or absent gives -1. STATUS_CONFIG when it is no list of positive numbers. */
-enum status config_list_value(const char *list, int index, int64_t *out, struct error *err);
+/* Value i of --threads, "N" or "N0,N1,...": auto or absent gives -1. STATUS_CONFIG when it is no list of positive numbers. */
+enum status config_threads(const char *list, int index, int64_t *out, struct error *err);
 
 #endif

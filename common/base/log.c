@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/base/check.h"
+#include "common/base/clock.h"
 
 enum { N_MODULES = 32, LINE_BYTES = 1024 };
 
@@ -73,6 +74,20 @@ int log_enabled(enum log_level level, const char *module)
     return level <= conf.level;
 }
 
+int log_limit_take(struct log_limit *l, unsigned *left_out)
+{
+    long long second = clock_now_ns() / NS_PER_S + 1, seen = atomic_load(&l->second); /* + 1: never that of a new limit */
+    *left_out = 0;
+    if (second != seen && atomic_compare_exchange_strong(&l->second, &seen, second)) {
+        atomic_store(&l->n, 0);
+        *left_out = atomic_exchange(&l->n_left_out, 0);
+    }
+    if (atomic_fetch_add(&l->n, 1) < LOG_LIMIT_PER_S)
+        return 1;
+    atomic_fetch_add(&l->n_left_out, 1);
+    return 0;
+}
+
 void log_write(enum log_level level, const char *module, const char *fmt, ...)
 {
     char line[LINE_BYTES];
@@ -80,8 +95,8 @@ void log_write(enum log_level level, const char *module, const char *fmt, ...)
     struct tm tm;
     clock_gettime(CLOCK_REALTIME, &t);
     gmtime_r(&t.tv_sec, &tm);
-    int n = snprintf(line, sizeof line, "%02d:%02d:%02d.%03ld %s %s %s: ", tm.tm_hour, tm.tm_min, tm.tm_sec,
-                     t.tv_nsec / 1000000, level_names[level], conf.program, module);
+    int n = snprintf(line, sizeof line, "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %s %s %s: ", tm.tm_year + 1900, tm.tm_mon + 1,
+                     tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec, t.tv_nsec / 1000000, level_names[level], conf.program, module);
     va_list ap;
     va_start(ap, fmt);
     int m = vsnprintf(line + n, sizeof line - (size_t)n, fmt, ap);

@@ -198,18 +198,18 @@ static enum status parse_list(const char *spec, uint32_t n_layers, uint32_t n_st
         uint32_t first, last = s.first_layer[n]; /* n < n_stages: checked below */
         if (!take_number(&p, &first))
             return error_set(err, STATUS_CONFIG,
-                             "split '%.100s': not 'auto' or layers with commas between, like 4,9,12", spec);
+                             "--split '%.100s': not 'auto' or layers with commas between, like 4,9,12", spec);
         if (n + 1 >= n_stages)
-            return error_set(err, STATUS_CONFIG, "split '%.100s' names more than %u layers; %u stages need %u", spec,
+            return error_set(err, STATUS_CONFIG, "--split '%.100s' names more than %u layers; %u stages need %u", spec,
                              n_stages - 1, n_stages, n_stages - 1);
         if (first <= last || first >= n_layers)
-            return error_set(err, STATUS_CONFIG, "split '%.100s': stage %u starts at layer %u, not in %u..%u", spec,
+            return error_set(err, STATUS_CONFIG, "--split '%.100s': stage %u starts at layer %u, not in %u..%u", spec,
                              n + 1, first, last + 1, n_layers - 1);
         s.first_layer[n + 1] = first;
         more = *p++ == ',';
     }
     if (n != n_stages - 1)
-        return error_set(err, STATUS_CONFIG, "split '%.100s' names %u layers; %u stages need %u", spec, n, n_stages,
+        return error_set(err, STATUS_CONFIG, "--split '%.100s' names %u layers; %u stages need %u", spec, n, n_stages,
                          n_stages - 1);
     s.first_layer[n_stages] = n_layers;
     *out = s;

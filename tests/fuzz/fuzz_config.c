@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         int n = config_child_flags(&c, PROGRAM_STAGE, flags, 160);
         CHECK(n % 2 == 0 && flags[n] == NULL);
         int64_t v;
-        config_list_value(c.threads, 1, &v, NULL);
+        config_threads(c.threads, 1, &v, NULL);
     }
     config_forget();
     return 0;

@@ -169,6 +169,44 @@ static void log_levels_go_by_module(void **state)
     assert_int_equal(log_set_levels("info", &err), STATUS_OK);
 }
 
+static void log_lines_begin_with_date_and_time_in_utc(void **state)
+{
+    (void)state;
+    int fds[2], saved = dup(STDERR_FILENO), year, month, day, hour, minute, second, ms, end = 0;
+    char out[256] = "";
+    time_t now = time(NULL);
+    assert_int_equal(pipe(fds), 0);
+    dup2(fds[1], STDERR_FILENO);
+    log_write(LOG_LEVEL_WARN, "test", "said");
+    dup2(saved, STDERR_FILENO);
+    close(fds[1]);
+    assert_true(read(fds[0], out, sizeof out - 1) > 0);
+    close(fds[0]);
+    close(saved);
+    assert_int_equal(sscanf(out, "%4d-%2d-%2dT%2d:%2d:%2d.%3dZ warn %n", &year, &month, &day, &hour, &minute, &second, &ms, &end), 7);
+    assert_true(end > 0);
+    struct tm tm = {.tm_year = year - 1900, .tm_mon = month - 1, .tm_mday = day, .tm_hour = hour, .tm_min = minute, .tm_sec = second};
+    time_t said = timegm(&tm);
+    assert_true(said >= now && said <= now + 60);
+    assert_non_null(strstr(out, " test: said\n"));
+}
+
+static void log_lines_of_one_kind_are_limited_and_the_rest_is_counted(void **state)
+{
+    (void)state;
+    struct log_limit l = {0};
+    unsigned left_out, n_taken = 0, n_told = 0;
+    const int64_t second = clock_now_ns() / NS_PER_S;
+    while (clock_now_ns() / NS_PER_S == second) /* a whole second lies ahead */
+        usleep(1000);
+    for (int i = 0; i < 1000; i++)
+        n_taken += (unsigned)log_limit_take(&l, &left_out);
+    assert_true(n_taken >= LOG_LIMIT_PER_S && n_taken <= 2 * LOG_LIMIT_PER_S); /* 2: the loop itself ran over a second's end */
+    for (n_told = 0; !log_limit_take(&l, &n_told);)
+        usleep(1000);
+    assert_true(n_told >= 1000 - n_taken);
+}
+
 static void log_lines_stay_one_line_whatever_a_client_sent(void **state)
 {
     (void)state;
@@ -272,6 +310,8 @@ int main(void)
         cmocka_unit_test(queue_gives_every_message_once),
         cmocka_unit_test(queue_full_closed_and_timeout_are_statuses),
         cmocka_unit_test(log_levels_go_by_module),
+        cmocka_unit_test(log_lines_begin_with_date_and_time_in_utc),
+        cmocka_unit_test(log_lines_of_one_kind_are_limited_and_the_rest_is_counted),
         cmocka_unit_test(log_lines_stay_one_line_whatever_a_client_sent),
         cmocka_unit_test(address_forms),
         cmocka_unit_test(one_pinned_thread_has_one_usable_core),

@@ -104,6 +104,36 @@ static void config_mistakes_name_the_flag_and_what_is_allowed(void **state)
     }
 }
 
+static void config_the_launcher_refuses_what_it_sets_for_its_children(void **state)
+{
+    (void)state;
+    const char *const own[] = {"--stage", "--coordinator"};
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+        struct config c;
+        struct error err = {0};
+        assert_int_equal(read_flags(PROGRAM_STAGE, &c, &err, own[i], "1", NULL), STATUS_OK);
+        assert_int_equal(read_flags(PROGRAM_LAUNCH, &c, &err, own[i], "1", NULL), STATUS_CONFIG);
+        assert_non_null(strstr(err.message, own[i]));
+    }
+}
+
+/* A range is what may be typed: 16777216, not 1.67772e+07. */
+static void config_help_prints_whole_ranges(void **state)
+{
+    (void)state;
+    char *text = NULL;
+    size_t len = 0;
+    FILE *f = open_memstream(&text, &len);
+    assert_non_null(f);
+    config_help(PROGRAM_LAUNCH, f);
+    fclose(f);
+    assert_non_null(strstr(text, "[16..16777216]"));
+    assert_non_null(strstr(text, "[0..0.9]"));
+    assert_null(strstr(text, "e+"));
+    assert_null(strstr(text, "--coordinator "));
+    free(text);
+}
+
 static void config_a_flag_without_its_value_is_refused(void **state)
 {
     (void)state;
@@ -140,17 +170,17 @@ static void config_lists_give_a_value_by_stage(void **state)
 {
     (void)state;
     int64_t v;
-    assert_int_equal(config_list_value("2", 5, &v, NULL), STATUS_OK);
+    assert_int_equal(config_threads("2", 5, &v, NULL), STATUS_OK);
     assert_int_equal(v, 2);
-    assert_int_equal(config_list_value("1,3", 0, &v, NULL), STATUS_OK);
+    assert_int_equal(config_threads("1,3", 0, &v, NULL), STATUS_OK);
     assert_int_equal(v, 1);
-    assert_int_equal(config_list_value("1,3", 1, &v, NULL), STATUS_OK);
+    assert_int_equal(config_threads("1,3", 1, &v, NULL), STATUS_OK);
     assert_int_equal(v, 3);
-    assert_int_equal(config_list_value("auto", 1, &v, NULL), STATUS_OK);
+    assert_int_equal(config_threads("auto", 1, &v, NULL), STATUS_OK);
     assert_int_equal(v, -1);
     const char *const bad[] = {"", "0", "1,", "a", "1,x", "-2"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        assert_int_equal(config_list_value(bad[i], 0, &v, NULL), STATUS_CONFIG);
+        assert_int_equal(config_threads(bad[i], 0, &v, NULL), STATUS_CONFIG);
 }
 
 static void config_secret_comes_from_a_file_or_an_inherited_descriptor(void **state)
@@ -191,6 +221,8 @@ int main(void)
         cmocka_unit_test(config_flags_win_over_environment_and_file),
         cmocka_unit_test(config_certificates_are_flags_of_every_program),
         cmocka_unit_test(config_mistakes_name_the_flag_and_what_is_allowed),
+        cmocka_unit_test(config_the_launcher_refuses_what_it_sets_for_its_children),
+        cmocka_unit_test(config_help_prints_whole_ranges),
         cmocka_unit_test(config_a_flag_without_its_value_is_refused),
         cmocka_unit_test(config_children_get_what_was_given_and_what_they_take),
         cmocka_unit_test(config_lists_give_a_value_by_stage),
