@@ -107,12 +107,14 @@ void engine__park_running(struct engine *e, int64_t now)
 
 /* --- epochs ------------------------------------------------------------------------------------------------------------------- */
 
+/* Who only says that a link to its neighbour broke is not the one that was lost. */
 static const char *say_lost(int stage, const struct error *why, char text[LOST_TEXT])
 {
     char who[24] = "the pipeline";
     if (stage != STAGE_NONE)
         snprintf(who, sizeof who, "stage %d", stage);
-    snprintf(text, LOST_TEXT, "%s was lost: %.200s", who, pipeline_without_name(stage, why->message));
+    snprintf(text, LOST_TEXT, "%s %s: %.200s", who, why->status == STATUS_LINK ? "lost its neighbour" : "was lost",
+             pipeline_without_name(stage, why->message));
     return text;
 }
 
@@ -170,9 +172,12 @@ static void epoch_ready(struct engine *e, const struct pipeline_event *ev, int64
     e->epoch_retired = 0;
     e->bounded_tick = 0;
     const struct blocks_count n = blocks_counts(e->blocks);
-    LOG_INFO("epoch %llu: ready, %u stages, %u KV blocks of %lld positions, %u of them cached (%u to be read again up to stage %d); "
-             "%u requests go on, %u wait", (unsigned long long)pipeline_epoch(e->pipeline), e->n_stages, ev->n_blocks,
-             (long long)e->o.config->kv_block, n.cached, n.hollow, n.hollow ? e->lost_stage : STAGE_NONE, e->n_parked, e->n_queued);
+    char hollow[64] = "";
+    if (n.hollow)
+        snprintf(hollow, sizeof hollow, " (%u to be read again up to stage %d)", n.hollow, e->lost_stage);
+    LOG_INFO("epoch %llu: ready, %u stages, %u KV blocks of %lld positions, %u of them cached%s; %u requests go on, %u wait",
+             (unsigned long long)pipeline_epoch(e->pipeline), e->n_stages, ev->n_blocks, (long long)e->o.config->kv_block, n.cached,
+             hollow, e->n_parked, e->n_queued);
 }
 
 void engine__pipeline_events(struct engine *e, int64_t now)

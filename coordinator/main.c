@@ -99,10 +99,16 @@ static int engine_moves(void *engine)
     return moves;
 }
 
+static enum status open_model(struct coordinator *c, struct error *err)
+{
+    enum status s = model_open(c->config.model, &c->model, err);
+    return s == STATUS_IO ? STATUS_BAD_MODEL : s; /* a file that is not there or cannot be read: exit code 3, no restarts */
+}
+
 static enum status start(struct coordinator *c, struct error *err)
 {
     TRY(check_config(c, err));
-    TRY(model_open(c->config.model, &c->model, err));
+    TRY(open_model(c, err));
     TRY(split_plan(&c->model, (uint32_t)c->config.stages, c->config.split, &c->split, err));
     TRY(tokenizer_create(c->model.gguf, &c->tokenizer, err));
     TRY(open_template(c, err));

@@ -3,13 +3,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "common/base/clock.h"
 #include "common/base/trace.h"
 #include "rpc/gateway/completion_kept.h"
 #include "rpc/gateway/keeper.h"
 #include "rpc/gateway/routes.h"
+#include "rpc/gateway/request_head.h"
 
 #define LOG_MODULE "completion"
 #include "common/base/log.h"
@@ -56,11 +56,27 @@ static void close_all(struct completion *c)
             close_call(&c->choices[i], 1);
 }
 
+/* As the coordinator's log and /v1/status call it, and as the client does where it gave a name of its own. */
+const char *completion__name(const struct completion *c, char name[COMPLETION_NAME])
+{
+    snprintf(name, COMPLETION_NAME, c->x->named_by_client ? "%s (x-request-id %s)" : "%s", c->id, c->x->request_id);
+    return name;
+}
+
+/* What many clients may be told at once, as long as it is full or ends. */
+static int is_refusal(enum status s)
+{
+    return s == STATUS_QUEUE_FULL || s == STATUS_QUEUE_WAIT || s == STATUS_CLIENT_LIMIT || s == STATUS_DRAINING || s == STATUS_PIPELINE;
+}
+
 static void tell_error(struct completion *c, const struct error *err)
 {
     struct exchange *x = c->x;
-    if (openai_http_status(err) >= 500 && err->status != STATUS_UNSUPPORTED)
-        LOG_INFO("req %s: failed: %s: %s", x->request_id, status_name(err->status), err->message);
+    char name[COMPLETION_NAME];
+    if (is_refusal(err->status))
+        LOG_SOME(LOG_LEVEL_INFO, "req %s: refused: %s: %s", completion__name(c, name), status_name(err->status), err->message);
+    else if (openai_http_status(err) >= 500 && err->status != STATUS_UNSUPPORTED)
+        LOG_WARN("req %s: failed: %s: %s", completion__name(c, name), status_name(err->status), err->message);
     if (!x->streaming) {
         exchange_reply_error(x, err);
         return;
@@ -328,7 +344,7 @@ static void on_done(struct choice *h, const struct generate_event *e)
         return;
     }
     take_done(h, e);
-    LOG_DEBUG("req %s: answer %u: %u prompt tokens (%u cached), %u answered", h->c->x->request_id, h->index, e->usage.prompt_tokens,
+    LOG_DEBUG("req %s: answer %u: %u prompt tokens (%u cached), %u answered", h->c->id, h->index, e->usage.prompt_tokens,
               e->usage.cached_tokens, e->usage.completion_tokens);
     if (h->state < COMPLETION_CLOSING) /* unless the output failed, which closed it */
         close_call(h, 0);
@@ -397,6 +413,8 @@ static void comment(struct completion *c)
 static void op_tick(struct exchange *x, int64_t now_ns)
 {
     struct completion *c = x->op;
+    if (c->choices[0].n_token && atomic_load(&x->gw->draining)) /* the coordinator takes them as long as the first one runs */
+        wake_the_others(c);
     for (uint32_t i = 0; i < c->n; i++)
         if (c->choices[i].state == COMPLETION_WAITING)
             completion__retry(&c->choices[i], now_ns);
@@ -444,16 +462,16 @@ static void op_fini(struct exchange *x)
 static const struct exchange_ops ops = {
     .tick = op_tick, .gone = op_gone, .room = op_room, .expire = op_expire, .fini = op_fini};
 
+/* x-request-id, the answer's id, the coordinator's log and /v1/status all have the same name, unless the client chose one. */
 static void name_answer(struct completion *c)
 {
-    uint8_t raw[12] = {0};
-    char hex[2 * sizeof raw + 1];
-    if (getrandom(raw, sizeof raw, GRND_NONBLOCK) != (ssize_t)sizeof raw)
-        memcpy(raw, &c->x->serial, sizeof c->x->serial);
-    for (size_t i = 0; i < sizeof raw; i++)
-        snprintf(hex + 2 * i, 3, "%02x", raw[i]);
-    snprintf(c->id, sizeof c->id, "req-%s", hex);
-    snprintf(c->head.id, sizeof c->head.id, "%s-%s", c->request.endpoint == ENDPOINT_CHAT ? "chatcmpl" : "cmpl", hex);
+    struct exchange *x = c->x;
+    char own[REQUEST_ID_BYTES];
+    const char *id = x->request_id;
+    if (x->named_by_client)
+        id = request_id_make(x->serial, own);
+    snprintf(c->id, sizeof c->id, "%.39s", id);
+    snprintf(c->head.id, sizeof c->head.id, "%s%s", c->request.endpoint == ENDPOINT_CHAT ? "chatcmpl" : "cmpl", c->id + strlen("req"));
     c->head.created_s = clock_wall_s();
 }
 
@@ -571,6 +589,7 @@ static void take_choice(struct choice *h, struct kept_choice *k)
 static void take_kept(struct completion *c, struct completion_kept *k)
 {
     memcpy(c->id, k->request.id, sizeof c->id);
+    c->x->named_by_client = strcmp(c->id, c->x->request_id) != 0;
     memcpy(c->head.id, k->request.answer_id, sizeof c->head.id);
     c->head.created_s = k->request.created_s;
     memcpy(c->head.model, k->model, sizeof c->head.model);

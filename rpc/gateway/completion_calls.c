@@ -61,8 +61,8 @@ static void lost(struct choice *h, const char *why)
     if (!h->lost_ns) {
         h->lost_ns = now;
         if (h->n_token)
-            LOG_INFO("req %s: attempt %u of answer %u lost after %zu tokens: %.200s", h->c->x->request_id, h->attempt - 1, h->index,
-                     h->ids.len / sizeof(uint32_t), why);
+            LOG_INFO("req %s: attempt %u of answer %u lost after %zu tokens: %.200s", completion__name(h->c, (char[COMPLETION_NAME]){0}),
+                     h->attempt - 1, h->index, h->ids.len / sizeof(uint32_t), why);
     }
     if (is_over(h, now) || cannot_go_on(h)) {
         give_up(h, why);
@@ -136,6 +136,8 @@ static void fill_request(struct choice *h, struct generate_request *q, char id[4
         ask_by_ids(c, q);
     if (h->n_token)
         ask_for_the_rest(h, q, now);
+    if (h->index > 0)
+        q->sibling = (struct bytes){c->choices[0].token, c->choices[0].n_token};
 }
 
 /* More answers than slots and queue ever hold cannot work, however often it is tried. */

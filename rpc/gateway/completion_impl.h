@@ -63,7 +63,10 @@ struct completion {
     struct choice choices[];
 };
 
+enum { COMPLETION_NAME = 200 };
+
 /* completion.c */
+const char *completion__name(const struct completion *c, char name[COMPLETION_NAME]); /* for the log */
 extern const struct generate_events completion__events;
 void completion__set_state(struct choice *h, enum completion_state to);
 void completion__fail(struct completion *c, const struct error *err); /* the client is told, what is left of the calls ended */

@@ -59,6 +59,7 @@ struct exchange {
     atomic_int refs;
     const struct route *route;
     char request_id[132], client[CLIENT_BYTES];
+    int named_by_client; /* request_id is what the client sent as x-request-id: perhaps not the only one of that name */
     const char *path_rest; /* what follows a route's prefix; valid while the request is being read and started */
 
     pthread_mutex_t lock;

@@ -169,6 +169,6 @@ int main(int argc, char **argv)
     if (s == STATUS_OK)
         s = serve(&gw, &signals, &err);
     if (s != STATUS_OK)
-        fprintf(stderr, "sluice-gateway: %s\n", err.message);
+        LOG_ERROR("%s", err.message);
     return status_exit_code(s);
 }

@@ -29,19 +29,26 @@ int request_id_is_sane(const char *text)
     return n > 0;
 }
 
+const char *request_id_make(uint64_t serial, char out[REQUEST_ID_BYTES])
+{
+    uint64_t word[2];
+    if (getrandom(word, sizeof word, GRND_NONBLOCK) != (ssize_t)sizeof word) {
+        word[0] = rand_mix((uint64_t)clock_now_ns());
+        word[1] = rand_mix(serial);
+    }
+    snprintf(out, REQUEST_ID_BYTES, "req-%016llx%08x", (unsigned long long)word[0], (unsigned)word[1]);
+    return out;
+}
+
 static void take_request_id(struct exchange *x)
 {
     const char *given = header(x->conn, "x-request-id");
-    uint64_t word[2];
     if (given && request_id_is_sane(given)) {
         snprintf(x->request_id, sizeof x->request_id, "%s", given);
+        x->named_by_client = 1;
         return;
     }
-    if (getrandom(word, sizeof word, GRND_NONBLOCK) != (ssize_t)sizeof word) {
-        word[0] = rand_mix((uint64_t)clock_now_ns());
-        word[1] = rand_mix(x->serial);
-    }
-    snprintf(x->request_id, sizeof x->request_id, "req-%016llx%08x", (unsigned long long)word[0], (unsigned)word[1]);
+    request_id_make(x->serial, x->request_id);
 }
 
 static void peer_address(struct MHD_Connection *conn, char out[INET6_ADDRSTRLEN])

@@ -19,6 +19,9 @@ struct request_head {
 enum status request_head_read(struct exchange *x, const char *url, const char *method, size_t body_max,
                               struct request_head *out, struct error *err);
 int request_head_expects_continue(struct MHD_Connection *conn);
+enum { REQUEST_ID_BYTES = 40 };
+/* "req-" and 24 random hex digits. serial: makes it this exchange's own even without randomness. Returns out. */
+const char *request_id_make(uint64_t serial, char out[REQUEST_ID_BYTES]);
 /* Whether text may be a request's id: 1 to 128 of A-Z a-z 0-9 . _ : - */
 int request_id_is_sane(const char *text);
 

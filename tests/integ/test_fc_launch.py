@@ -89,7 +89,10 @@ def fc_31_one_rank_that_cannot_start_ends_all_with_its_code():
         fails_to_start(4, "address in use", f"127.0.0.1:{port}", f'exec {BIN}/sluice-stage-fake "$@" --data 127.0.0.1:{port}')
     fails_to_start(2, "bad configuration", "cuda", f"{stage} --backend cuda")
     fails_to_start(3, "missing model", "/nowhere/model.gguf", f"{stage} --model /nowhere/model.gguf", detach=True)
-    fails_to_start(2, "bad configuration", "split '4,4'", flags=["--split", "4,4"], rank=0)
+    alone = subprocess.run([os.path.join(BIN, "sluice-coordinator"), "--model", "/nowhere/model.gguf", "--grpc", f"127.0.0.1:{port}"],
+                           capture_output=True, timeout=20)
+    assert alone.returncode == 3 and b"/nowhere/model.gguf: No such file" in alone.stderr, alone
+    fails_to_start(2, "bad configuration", "--split '4,4'", flags=["--split", "4,4"], rank=0)
 
 
 # --- processes that fall silent, come back too often, make room ------------------------------------------------------------------

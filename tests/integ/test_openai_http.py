@@ -55,6 +55,15 @@ def test_every_answer_has_a_request_id_and_keeps_a_sane_one():
         assert re.fullmatch(r"req-[0-9a-f]{24}", headers["x-request-id"])
 
 
+def test_an_answer_has_one_name_for_clients_and_operators():
+    _, headers, body = bed.request("POST", "/v1/chat/completions", json.dumps({"messages": USER}), {"Content-Type": "application/json"})
+    assert json.loads(body)["id"] == headers["x-request-id"].replace("req-", "chatcmpl-"), (headers, body)
+    _, headers, body = bed.request("POST", "/v1/chat/completions", json.dumps({"messages": USER}),
+                                   {"Content-Type": "application/json", "x-request-id": "req-0123456789abcdef01234567"})
+    assert headers["x-request-id"] == "req-0123456789abcdef01234567"
+    assert "0123456789abcdef" not in json.loads(body)["id"], body  # others could use it too
+
+
 def test_preflights_are_answered():
     status, headers, body = bed.request("OPTIONS", "/v1/chat/completions", headers={"Origin": "http://a"})
     assert status == 204 and body == b"" and headers["Access-Control-Allow-Origin"] == "*"
