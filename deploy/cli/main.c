@@ -143,6 +143,8 @@ int main(int argc, char **argv)
         s = status_run(&o.http, json, &err);
     } else {
         fputs(usage, stderr);
+        if (*command)
+            fprintf(stderr, "\nsluice: '%s' is no command, or this is not how it is called: see above\n", command);
         return EXIT_CONFIG;
     }
     curl_global_cleanup();

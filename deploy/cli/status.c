@@ -41,10 +41,12 @@ static void print_service(const json_t *s)
            json_number_value(json_object_get(s, "uptime_s")), str(s, "version"));
     if (num(s, "age_ms") > 0)
         printf("THE COORDINATOR DOES NOT ANSWER: these figures are %.1f s old\n", (double)num(s, "age_ms") / 1000);
-    if (str(s, "not_ready")[0])
-        printf("NOT READY: %s%s", str(s, "not_ready"), num(s, "lost_ms") > 0 ? "" : "\n");
-    if (num(s, "lost_ms") > 0)
-        printf(" (for %.1f s)\n", (double)num(s, "lost_ms") / 1000);
+    if (json_object_get(s, "not_ready")) {
+        printf("NOT READY: %s", str(s, "not_ready"));
+        if (num(s, "lost_ms") > 0)
+            printf(" (for %.1f s)", (double)num(s, "lost_ms") / 1000);
+        putchar('\n');
+    }
     printf("model      %s, %lld layers, context %lld, vocabulary %lld\n", str(m, "architecture"), num(m, "layers"),
            num(m, "context"), num(m, "vocabulary"));
     printf("requests   queued %lld  reading %lld  decoding %lld  parked %lld  |  accepted %lld  done %lld  failed %lld  "

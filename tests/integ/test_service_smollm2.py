@@ -366,6 +366,7 @@ def test_sluice_chat_streams_an_answer_and_keeps_a_conversation():
     assert r.returncode == 0 and r.stdout.decode().strip() == want.strip(), (r, want)
     r = subprocess.run([*cli, "status", *url], capture_output=True, timeout=20 * SLACK)
     assert r.returncode == 0 and NAME in r.stdout.decode() and "stage" in r.stdout.decode(), r
+    assert "ready, epoch" in r.stdout.decode() and "NOT READY" not in r.stdout.decode(), r
     r = subprocess.run([*cli, "chat", *url, "--max-tokens", "12", "--temperature", "0"], input=b"Hello\nAnd again\n", capture_output=True,
                        timeout=60 * SLACK)
     assert r.returncode == 0 and len(r.stdout) > 20, r
