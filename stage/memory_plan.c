@@ -155,10 +155,14 @@ static void advise_stages(const struct memory_needs *n, struct advice *a)
     }
 }
 
+struct sampler_text {
+    char text[48];
+};
+
 /* ", samplers 128.0 MiB", where there are any. */
-static struct memory_plan_text print_samplers(const struct memory_needs *n)
+static struct sampler_text print_samplers(const struct memory_needs *n)
 {
-    struct memory_plan_text t = {""};
+    struct sampler_text t = {""};
     if (n->sampler)
         snprintf(t.text, sizeof t.text, ", samplers %s", memory_print(n->slots * n->sampler).text);
     return t;
