@@ -199,7 +199,7 @@ enum reject_reason engine__reject_reason(enum status s)
 
 static enum status take(struct engine *e, struct request *r, int64_t now, struct error *err)
 {
-    if (e->draining) {
+    if (e->draining && !engine__is_part_of_running(e, r)) {
         error_set(err, STATUS_DRAINING, "the service is ending and takes no new requests");
         err->retry_after_s = 5;
         return STATUS_DRAINING;

@@ -30,19 +30,24 @@ void engine__known(struct engine *e, struct request *r)
 }
 
 /* A token names its request: id, client and all that it asks for. */
-static struct request *earlier_attempt(struct engine *e, const struct request *r)
+static struct request *living(struct engine *e, const struct resume_token *t)
 {
-    LIST_EACH(it, list_of(e, &r->token)) {
+    LIST_EACH(it, list_of(e, t)) {
         struct request *other = LIST_ENTRY(it, struct request, by_token);
-        if (memcmp(other->token.mac, r->token.mac, sizeof r->token.mac) == 0)
+        if (memcmp(other->token.mac, t->mac, sizeof t->mac) == 0)
             return other;
     }
     return NULL;
 }
 
+int engine__is_part_of_running(struct engine *e, const struct request *r)
+{
+    return living(e, &r->sibling) || (r->resumed && living(e, &r->token));
+}
+
 enum status engine__take_over(struct engine *e, struct request *r, int64_t now, struct error *err)
 {
-    struct request *other = earlier_attempt(e, r);
+    struct request *other = living(e, &r->token);
     r->goes_first = r->n_answer > 0 && now - e->created_ns < RETURN_NS;
     if (!other)
         return STATUS_OK;

@@ -112,6 +112,13 @@ static enum status copy_resume(struct request *r, const struct generate_resume *
     return STATUS_OK;
 }
 
+static enum status copy_sibling(struct request *r, struct bytes token, struct error *err)
+{
+    if (token.len && !resume_token_read(token.data, token.len, &r->sibling))
+        return error_param(err, STATUS_FORBIDDEN, "sibling", "resume_token", "%zu bytes are no resume token", token.len);
+    return STATUS_OK;
+}
+
 static enum status fill(struct request *r, const struct generate_request *from, struct error *err)
 {
     if (from->max_tokens < -1 || from->max_tokens == 0)
@@ -130,6 +137,7 @@ static enum status fill(struct request *r, const struct generate_request *from, 
             memcpy(r->prompt_ids, from->ids, from->n_ids * sizeof *from->ids);
         r->n_prompt = (uint32_t)from->n_ids;
     }
+    TRY(copy_sibling(r, from->sibling, err));
     return copy_resume(r, &from->resume, err);
 }
 

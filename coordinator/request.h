@@ -75,6 +75,7 @@ struct request {
     uint32_t attempt;             /* of the client's to have this answer */
     struct resume_token token;    /* by which another attempt goes on with it */
     int resumed;                  /* it is one: answer_ids begins with what its client has */
+    struct resume_token sibling;  /* of another answer to the same request; all 0: none was named */
     int goes_first;               /* resumed: as one that was parked, before all that have not begun */
     struct usage before;          /* resumed: what the answer took until its client lost it */
     enum finish_reason over;      /* resumed: what its client has is all of it, by the ids alone */

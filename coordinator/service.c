@@ -38,11 +38,12 @@ struct service {
 
 /* --- what every call for a text worker goes through ------------------------------------------------------------------------ */
 
-/* Room for a text of so many bytes until release_text; refused, the caller has nothing to give back. */
-static enum status reserve_text(struct service *s, size_t bytes, struct error *err)
+/* Room for a text of so many bytes until release_text; refused, the caller has nothing to give back. is_new: not by its own word a
+ * part of something that runs. */
+static enum status reserve_text(struct service *s, size_t bytes, int is_new, struct error *err)
 {
     enum status st = STATUS_OK;
-    if (atomic_load(&s->draining)) {
+    if (is_new && atomic_load(&s->draining)) {
         st = error_set(err, STATUS_DRAINING, "the service is ending and takes no new requests");
         err->retry_after_s = 5;
     } else if (atomic_fetch_add(&s->text_bytes, bytes) + bytes > s->max_text_bytes) {
@@ -131,7 +132,7 @@ static enum status start_request(struct service *s, struct generate_call *call, 
                                  struct error *err)
 {
     size_t bytes = g->text.len + g->chat_json.len + (g->n_ids + g->resume.n_ids) * sizeof *g->ids;
-    TRY(reserve_text(s, bytes, err));
+    TRY(reserve_text(s, bytes, !g->sibling.len && !g->resume.token.len, err));
     char client[72];
     if (g->client.len) /* the gRPC side has decided whom to believe (inference_api.h) */
         snprintf(client, sizeof client, "%.*s", (int)(g->client.len < 70 ? g->client.len : 70), g->client.data);
@@ -290,7 +291,7 @@ static void submit_unary(struct service *s, struct unary_call *call, enum unary_
 {
     struct error err = {0};
     size_t bytes = text.len + n_ids * sizeof *ids;
-    if (reserve_text(s, bytes, &err) != STATUS_OK) {
+    if (reserve_text(s, bytes, 1, &err) != STATUS_OK) {
         unary_call_fail(call, &err);
         return;
     }

@@ -63,6 +63,8 @@ struct generate_request {
     struct bytes client;          /* server side: the claimed name from peers with the secret (or where none is set), else
                                    * "key-" and a hash of the bearer, else generate_call_peer: never to be checked again */
     struct generate_resume resume;
+    struct bytes sibling;         /* token of ACCEPTED of another answer to the same request: while that one runs this one is
+                                   * taken though the service is ending; "": there is none */
     int no_cache;                 /* cache_prompt: false */
 };
 

@@ -103,6 +103,7 @@ enum status inference_wire_pack_request(const struct generate_request *r, grpc_b
         m.resume = &resume;
     }
     m.no_cache = r->no_cache != 0;
+    m.sibling = pb_bytes(r->sibling);
     *out = message_pack(&m.base);
     return STATUS_OK;
 }
@@ -225,6 +226,14 @@ static enum status unpack_resume(const Sluice__V1__GenerateRequest *m, struct ge
     return STATUS_OK;
 }
 
+static enum status unpack_sibling(const Sluice__V1__GenerateRequest *m, struct generate_request *r, struct error *err)
+{
+    r->sibling = bytes_pb(m->sibling);
+    if (r->sibling.len > MAX_RESUME_TOKEN)
+        return error_param(err, STATUS_BAD_REQUEST, "sibling", "", "a token of %zu bytes, at most %d", r->sibling.len, MAX_RESUME_TOKEN);
+    return STATUS_OK;
+}
+
 enum status inference_wire_unpack_request(const void *data, size_t len, struct arena *a, struct generate_request *out,
                                           struct error *err)
 {
@@ -241,6 +250,7 @@ enum status inference_wire_unpack_request(const void *data, size_t len, struct a
     TRY(unpack_numbers(m, &r, err));
     TRY(unpack_stops(m, &r, err));
     TRY(unpack_resume(m, &r, err));
+    TRY(unpack_sibling(m, &r, err));
     *out = r;
     return STATUS_OK;
 }

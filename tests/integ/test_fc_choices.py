@@ -1,8 +1,9 @@
 """Requests for several answers, and with log probabilities: they wait, pause, go on and end as one answer does (FC-30 and its kind; FC-32)."""
+import signal
 import sys
 import time
 
-from service import Service, case, ids, reference, run
+from service import Service, case, ids, reference, run, wait_for
 from test_fc_gateway_kill import QUICK, kill_and_wait
 from test_fc_resume import kill_coordinator
 
@@ -105,6 +106,22 @@ def fc_33_who_leaves_or_is_refused_takes_all_answers_along():
         read = s.metrics()["sluice_prompt_tokens_total"] - before
         assert read <= 160 + 3 * 16, f"{read} prompt tokens were computed"
         s.assert_quiet()
+
+
+@case("full", seconds=60)
+def fc_32_a_drain_lets_all_answers_of_what_runs_finish():
+    """Asked to end while the first answer of each reads its prompt: the others are not asked for yet, and are no new requests."""
+    with Service(stages=2, slots=4, costs=(20000, 1000, 100), mpi=False, flags=["--drain-ms", "20000"]) as s:
+        prompts = [ids(400, 340 + i) for i in range(3)]
+        shapes = ((20, 3, True), (20, 3, False), (1, 4, False))
+        calls = [start(s, p, tokens, n, stream=stream, key=str(n)) for p, (tokens, n, stream) in zip(prompts, shapes)]
+        s.wait_requests(reading=3)
+        s.job.send_signal(signal.SIGTERM)
+        wait_for(lambda: not s.ready(), 2, "/ready says that it ends")
+        for c, p, (tokens, n, _) in zip(calls, prompts, shapes):
+            check(c, p, tokens, n)
+        s.wait_exit(0, 3)
+        s.assert_nothing_left()
 
 
 if __name__ == "__main__":

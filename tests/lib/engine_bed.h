@@ -89,6 +89,7 @@ struct bed_request {
     int ignore_eos;
     struct bed_request *resumes; /* NULL, or the attempt whose answer goes on: what is asked for is the same */
     uint32_t n_resumed;    /* so many of its ids were delivered */
+    struct bed_request *sibling; /* NULL, or another answer to the same request, which was accepted */
     uint32_t attempt;
     int no_cache, batch;
     atomic_int mute;       /* its client reads nothing while set */

@@ -154,6 +154,8 @@ void bed_submit(struct bed_request *r)
         g.resume = (struct generate_resume){.token = {(const char *)from->token, from->n_token}, .ids = from->ids,
                                             .n_ids = r->n_resumed, .usage = from->first};
     }
+    if (r->sibling)
+        g.sibling = (struct bytes){(const char *)r->sibling->token, r->sibling->n_token};
     const struct request_sink sink = {r, sink_send, sink_stalled, sink_finish, sink_release};
     r->started_ns = clock_now_ns();
     if (request_create(&g, r->client ? r->client : "bed", &sink, ARENA_BYTES, &r->request, &err) != STATUS_OK ||

@@ -417,6 +417,39 @@ static void engine_drains_and_takes_requests_again(void **state)
     bed_close(t);
 }
 
+static struct bed_request *sibling_of(struct bed *t, struct bed_request *other)
+{
+    struct bed_request *r = add(t, 12, 20);
+    r->sibling = other;
+    bed_submit(r);
+    return r;
+}
+
+/* The other answers to a request come after its first token: those of one that runs are no new request. */
+static void engine_that_drains_takes_the_siblings_of_what_runs(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 300\n", FLAGS("--slots", "2"));
+    struct engine *e = engine_bed_engine(t->b);
+    struct bed_request *ended = start(t, 10, 5), *first = start(t, 10, 300);
+    bed_wait(ended, WAIT_MS);
+    wait_ids(first, 1);
+    engine_drain(e, 1);
+    struct bed_request *late = sibling_of(t, ended), *a = sibling_of(t, first), *b = sibling_of(t, first);
+    bed_wait(late, 2000);
+    assert_int_equal(late->end.status, STATUS_DRAINING);
+    bed_wait(a, WAIT_MS);
+    bed_wait(b, WAIT_MS);
+    bed_wait(first, WAIT_MS);
+    assert_int_equal(a->end.status, STATUS_OK);
+    assert_int_equal(b->end.status, STATUS_OK);
+    check_answer(t, a);
+    check_answer(t, b);
+    check_answer(t, first);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
 static void engine_that_stops_ends_everything_once(void **state)
 {
     (void)state;
@@ -501,6 +534,7 @@ int main(void)
         cmocka_unit_test(engine_refuses_what_the_pool_can_never_hold_and_makes_the_rest_wait),
         cmocka_unit_test(engine_ends_waits_and_runs_at_their_time),
         cmocka_unit_test(engine_drains_and_takes_requests_again),
+        cmocka_unit_test(engine_that_drains_takes_the_siblings_of_what_runs),
         cmocka_unit_test(engine_that_stops_ends_everything_once),
         cmocka_unit_test(engine_stops_at_a_stop_string_and_gives_the_text_before_it),
         cmocka_unit_test(engine_ends_an_answer_of_no_named_length_where_the_pool_ends),

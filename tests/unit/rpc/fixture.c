@@ -74,6 +74,7 @@ static void on_generate(void *ctx, struct generate_call *call, const struct gene
     if (r->n_ids)
         memcpy(f->ids, r->ids, (r->n_ids < 4096 ? r->n_ids : 4096) * sizeof *f->ids);
     keep(f, 8, &f->request.resume.token);
+    keep(f, 9, &f->request.sibling);
     if (r->resume.n_ids)
         memcpy(f->resume, r->resume.ids, (r->resume.n_ids < 64 ? r->resume.n_ids : 64) * sizeof *f->resume);
     change(f, &f->n_generate);

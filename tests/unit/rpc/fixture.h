@@ -33,7 +33,7 @@ struct fixture {
     int n_generate, n_closed, trusted;
     int64_t closed_ns;
     struct generate_request request; /* texts copied into `texts` */
-    char texts[9][4096];
+    char texts[10][4096];
     uint32_t ids[4096], resume[64];
     struct error unary_error; /* status not OK: the service fails unary calls with it */
     /* Client side. */

@@ -34,6 +34,7 @@ static void generate_request_arrives_with_every_field(void **state)
                                  .client = text_bytes("key:alice"),
                                  .resume = {.token = text_bytes("a token"), .ids = resume, .n_ids = 2,
                                             .usage = {.cached_tokens = 2, .queue_ms = 1.5, .prompt_ms = 2.5, .decode_ms = 3.5}},
+                                 .sibling = text_bytes("its token"),
                                  .no_cache = 1};
     fixture_generate(&f, &r);
     fixture_wait(&f, &f.n_generate, 1, 2000);
@@ -56,6 +57,8 @@ static void generate_request_arrives_with_every_field(void **state)
     assert_int_equal(g->resume.n_ids, 2);
     assert_int_equal(g->resume.token.len, 7);
     assert_memory_equal(g->resume.token.data, "a token", 7);
+    assert_int_equal(g->sibling.len, 9);
+    assert_memory_equal(g->sibling.data, "its token", 9);
     assert_memory_equal(&g->resume.usage, &r.resume.usage, sizeof r.resume.usage);
     assert_memory_equal(f.resume, resume, sizeof resume);
     fixture_stop(&f);
