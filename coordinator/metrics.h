@@ -36,7 +36,7 @@ void histogram_add_number(struct histogram *h, uint64_t number);
 
 struct stage_metrics {
     uint64_t restarts, hop_bytes, ticks;
-    double busy_s, hop_s, bubble_s;
+    double busy_s, bubble_s;
     struct histogram tick_seconds, hop_seconds;
 };
 

@@ -24,8 +24,6 @@ static void finish_plan(const struct sched *s, const struct sched_budget *b, str
     double most = cost_predict_all_us(&s->cost, &out->shape, out->cost_us);
     out->n_rows = out->shape.rows;
     out->budget_us = (uint32_t)fmin(most, UINT32_MAX);
-    out->tau_share_us = b->share_us;
-    out->tau_stall_us = b->stall_us;
     out->period_us = b->period_us;
     out->groups = b->groups;
     out->revolution = b->revolution;

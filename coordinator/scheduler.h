@@ -79,7 +79,7 @@ struct sched_plan {
     struct cost_shape shape;
     double cost_us[MAX_STAGES];
     double tau_us, hard_us; /* what the tick may cost at a stage: typically; 95 times of 100 */
-    double tau_share_us, tau_stall_us, period_us; /* period: P0 */
+    double period_us;     /* P0 */
     uint32_t n_streams, groups, revolution, hot, stall_unmet;
     uint32_t wide;        /* of a burst */
     uint32_t starts;      /* the burst's first */

@@ -21,7 +21,7 @@
 enum { MEMORY_PLAN_SLACK = 32 << 20 };
 
 struct memory_needs {
-    uint32_t stage, n_stages;
+    uint32_t n_stages;
     uint32_t n_layers, model_layers; /* of the stage, of the whole */
     uint64_t weights;                /* bytes as they lie packed */
     uint64_t head;                   /* of these what stays whole however the layers are cut */

@@ -18,7 +18,7 @@ static uint64_t head_bytes(const struct weights *w)
 struct memory_needs model_needs(const struct sized_stage *s, const struct msg_assign *a, const struct kv_shape *shape)
 {
     return (struct memory_needs){
-        .stage = a->stage, .n_stages = a->n_stages, .n_layers = a->end_layer - a->first_layer,
+        .n_stages = a->n_stages, .n_layers = a->end_layer - a->first_layer,
         .model_layers = s->weights->model->hp.n_layers, .weights = s->weights->memory_bytes, .head = head_bytes(s->weights),
         .buffers = buffers_of(s, a->max_rows), .buffers_of = buffers_of, .buffers_ctx = s,
         .sampler = a->stage + 1 == a->n_stages ? sequences_sampler_bytes(a->context) : 0,

@@ -42,7 +42,7 @@ struct spm_scratch {
     char *text;                /* the word, escaped */
     struct spm_place *places;  /* [size] its characters */
     struct merge_heap heap;    /* [2 * size] */
-    size_t n_text, n, text_size, size;
+    size_t n_text, n, size;
     size_t n_source;           /* bytes of the text that became the word */
     uint32_t last;             /* code point that was put last */
     int in_unknown;            /* what was given last was the unknown token */

@@ -33,7 +33,6 @@ struct bench_http {
     int64_t armed_ns;     /* what the timer is set to */
     struct list running, spare;
     uint32_t n_running, most;
-    uint64_t n_events;    /* of calls that ended */
 };
 
 /* --- what libcurl asks for -------------------------------------------------------------------------------------------------- */
@@ -114,7 +113,6 @@ enum status bench_http_create(const struct http *h, const char *path, double tim
 static void retire(struct bench_http *b, struct bench_call *c)
 {
     curl_multi_remove_handle(b->multi, c->curl);
-    b->n_events += c->transfer.n_events;
     transfer_fini(&c->transfer);
     free(c->body);
     c->body = NULL;
@@ -181,11 +179,6 @@ enum status bench_http_post(struct bench_http *b, char *body, size_t len, void *
     }
     *out = c;
     return STATUS_OK;
-}
-
-void bench_http_cancel(struct bench_http *b, struct bench_call *call)
-{
-    retire(b, call);
 }
 
 static void name_failure(const struct transfer *t, CURLcode rc, struct bench_end *end)
@@ -273,14 +266,6 @@ void bench_http_wait(struct bench_http *b, int64_t until_ns)
 uint32_t bench_http_open(const struct bench_http *b)
 {
     return b->n_running;
-}
-
-uint64_t bench_http_events(const struct bench_http *b)
-{
-    uint64_t n = b->n_events;
-    for (const struct list *it = b->running.next; it != &b->running; it = it->next)
-        n += LIST_ENTRY(it, struct bench_call, link)->transfer.n_events;
-    return n;
 }
 
 uint32_t bench_http_most(const struct bench_http *b)

@@ -3,7 +3,7 @@
  * Purpose    POSTs on one thread over libcurl's multi interface and epoll; each answer's events and end are given to the caller as
  *            they are read. Connections are kept and used again.
  * Ownership  bench_http_create/destroy. A body given to bench_http_post is freed by it, after a failure too. A call ends with
- *            on_end or bench_http_cancel; its pointer is dead afterwards.
+ *            on_end; its pointer is dead afterwards.
  * Threading  One thread. on_end may post; on_event may call nothing here.
  * Errors     CONFIG (more calls than file descriptors), OUT_OF_MEMORY; what befalls a call is told in its end.
  */
@@ -35,11 +35,9 @@ enum status bench_http_create(const struct http *h, const char *path, double tim
 /* Calls that run are dropped without on_end. */
 void bench_http_destroy(struct bench_http *b);
 enum status bench_http_post(struct bench_http *b, char *body, size_t len, void *ctx, struct bench_call **out);
-void bench_http_cancel(struct bench_http *b, struct bench_call *call);
 /* Waits until something happened, but not beyond until_ns, and gives what happened to the hooks. Signals end the wait. */
 void bench_http_wait(struct bench_http *b, int64_t until_ns);
 uint32_t bench_http_open(const struct bench_http *b); /* calls that run */
-uint64_t bench_http_events(const struct bench_http *b);
 /* How many calls the file descriptors allow. */
 uint32_t bench_http_most(const struct bench_http *b);
 

@@ -28,7 +28,6 @@ static void take_data(void *ctx, const char *data, size_t len)
         if (t->error.status == STATUS_OK)
             t->error = err;
     } else {
-        t->n_events++;
         t->on_event(t->ctx, &e);
     }
     event_release(&e);

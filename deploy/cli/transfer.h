@@ -30,7 +30,6 @@ struct transfer {
     int is_stream, is_done;
     long http;
     int retry_after_s; /* -1: the server did not say */
-    uint64_t n_events;
     struct error error; /* of an event; status OK: none */
     char why[CURL_ERROR_SIZE], url[1024];
     struct curl_slist *headers;

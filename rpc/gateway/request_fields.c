@@ -306,7 +306,6 @@ enum status request__read_ids(struct reading *g, const char *name, json_t *v)
 enum status request__read_prompt(struct reading *g, const char *name, json_t *v)
 {
     struct generate_request *q = &g->r->generate;
-    g->has_prompt = 1;
     if (json_is_array(v) && (json_is_string(json_array_get(v, 0)) || json_is_array(json_array_get(v, 0)))) {
         if (json_array_size(v) > 1)
             return request__unsupported(g, name, "more than one prompt in a request");

@@ -19,14 +19,14 @@ struct reading {
     struct request *r;
     struct error *err;
     int stream, ignore_eos, return_token_ids, cache_prompt, add_generation_prompt;
-    int add_special, add_special_tokens, parse_special, show_special;
+    int add_special, parse_special, show_special;
     int64_t seed, top_k, deadline_ms, max_tokens, max_completion_tokens;
     int64_t n, best_of, top_logprobs, n_logprobs, repeat_last_n;
     double temperature, top_p, min_p, typical_p, presence_penalty, frequency_penalty, repeat_penalty, repetition_penalty;
     struct bytes model, user, content;
     const char *priority, *reasoning_effort;
     json_t *messages, *tools, *documents, *kwargs;
-    int has_seed, has_prompt, tools_off;
+    int has_seed, tools_off;
 };
 
 enum status request__wrong_type(struct reading *g, const char *param, const char *want, const json_t *got);

@@ -36,7 +36,7 @@ struct call {
     uint32_t n_top, choice;
     char **token;
     size_t n_tokens, at, prompt_tokens;
-    int delay_ms, queue_ms, read_ms, silent, fail, retry_after, failafter, die, endless;
+    int delay_ms, queue_ms, read_ms, silent, failafter, die, endless;
     enum finish_reason finish;
     int closed, timer;
 };

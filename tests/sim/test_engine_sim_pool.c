@@ -344,7 +344,6 @@ struct moment {
     uint32_t who;         /* call, or stage */
     uint64_t at;          /* steps from the start */
     uint64_t from;
-    int did;
 };
 
 static void do_it(struct engine_sim *s, void *ctx)
@@ -354,13 +353,11 @@ static void do_it(struct engine_sim *s, void *ctx)
     if (engine_sim_counts(s).steps - m->from != m->at)
         return;
     if (m->what == LOSE)
-        engine_sim_lose_stage(s, m->who, 10 * NS_PER_MS), m->did = 1;
+        engine_sim_lose_stage(s, m->who, 10 * NS_PER_MS);
     LIST_EACH(it, &e->running) {
         struct request *r = LIST_ENTRY(it, struct request, link);
-        if (m->what == PARK && r->client[0] == (char)('a' + m->who)) {
+        if (m->what == PARK && r->client[0] == (char)('a' + m->who))
             engine__park(e, r, engine_sim_now_ns(s));
-            m->did = 1;
-        }
     }
 }
 

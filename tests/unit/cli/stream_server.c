@@ -19,7 +19,6 @@
 enum { MAX_FDS = 8192, READ_BYTES = 16384, WAIT_MS = 1 };
 
 struct peer {
-    int is_open;
     char in[READ_BYTES]; /* the head and the start of the body; a body is never kept whole */
     size_t n_in, body_left;
     int has_head;

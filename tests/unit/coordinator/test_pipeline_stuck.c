@@ -268,7 +268,6 @@ static void cold_pages_may_take_their_time(void **state)
 struct chaos {
     struct fakes f;
     uint64_t seed, step;
-    int any_mute;
 };
 
 static uint64_t draw(struct chaos *c)

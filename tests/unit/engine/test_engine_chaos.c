@@ -18,7 +18,7 @@ enum { N_ANSWERS = 8, N_EVENTS = 200, N_STAGES = 3 };
 struct chaos {
     struct ground g;
     struct answer a[N_ANSWERS];
-    uint32_t n_answers, n_away, seen[N_ANSWERS];
+    uint32_t n_answers, seen[N_ANSWERS];
     int64_t since_ns[N_ANSWERS];   /* of the newest id, or of the question */
     int silent[N_STAGES], away[N_STAGES];
     double pauses_ms[100000];
