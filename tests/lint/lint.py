@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Keeps the tree's rules: layers, header headings, homes of getenv and printf, file sizes. Prints every breach."""
+"""Keeps the tree's rules: layers, header headings, homes of getenv and printf, file sizes; links of the docs lead somewhere, and
+what operators see (metrics, fields of /v1/status) stands in docs/operations.md. Prints every breach."""
 import pathlib
 import re
 import subprocess
@@ -24,7 +25,8 @@ LAYERS = {
 # Only these may name what the left side says.
 HOMES = {
     r"\bgetenv\s*\(": ["common/base/config.c", "deploy/cli/main.c", "tests/"],
-    r"\b(printf|puts|putchar)\s*\(": ["common/base/config.c", "deploy/cli/", "coordinator/main.c", "stage/main.c", "tests/"],
+    r"\b(printf|puts|putchar)\s*\(": ["common/base/config.c", "deploy/cli/", "tests/"],
+    r"\bv?fprintf\s*\(\s*stderr": ["deploy/cli/", "deploy/supervisor.c", "tests/"],
     r"#include <grpc": ["rpc/grpc/", "tests/"],
     r"\.pb-c\.h": ["rpc/grpc/", "tests/"],
     r"#include <microhttpd": ["rpc/gateway/"],
@@ -83,8 +85,38 @@ def check_header(name, text, breach):
             breach(f"{name}: the head comment has no {h}")
 
 
+def check_links(name, text, breach):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        file = (ROOT / name).parent / path if path else ROOT / name
+        if re.match(r"[a-z]+:", target):
+            continue
+        if not file.exists():
+            breach(f"{name}: a link leads to {target}, which is not there")
+        elif anchor and anchor not in {re.sub(r"[^a-z0-9 -]", "", h.lower()).strip().replace(" ", "-")
+                                       for h in re.findall(r"^#+ (.*)$", file.read_text(), re.M)}:
+            breach(f"{name}: {target}: no such heading")
+
+
+def check_documented(breach):
+    page = "docs/operations.md"
+    words = set(re.findall(r"[A-Za-z0-9_]+", (ROOT / page).read_text()))
+    own = (ROOT / "tests/integ/metric_names.txt").read_text().split("[vllm]")[0]
+    for name in re.findall(r"^sluice_(\w+) ", own, re.M):
+        if name not in words:
+            breach(f"{page}: does not know the metric {name}")
+    for name in re.findall(r'\\"(\w+)\\":', (ROOT / "rpc/gateway/status_json.c").read_text()):
+        if name not in words:
+            breach(f"{page}: does not know {name} of /v1/status")
+    order = (ROOT / "docs/README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        if page.name != "README.md" and f"({page.name})" not in order:
+            breach(f"docs/README.md: does not name {page.name}")
+
+
 def main():
     breaches = []
+    check_documented(breaches.append)
     for name in tracked():
         if not re.search(r"\.(c|h|py|sh|md|cmake|txt|proto)$", name) and not name.startswith(".ci/"):
             continue
@@ -97,6 +129,8 @@ def main():
                 breaches.append(f"{name}: tabs")
             if len(text.split("\n")) > MAX_LINES and "over 1,000 lines because" not in text:
                 breaches.append(f"{name}: over {MAX_LINES} lines without a reason in its head comment")
+        if name.endswith(".md"):
+            check_links(name, text, breaches.append)
         if name.endswith(".h") and not name.startswith("tests/vectors"):
             check_header(name, text, breaches.append)
         if not name.startswith("tests/lint/") and re.search(r"/work/|/root/|/tmp/(b-|helper|peer|models)", text):
