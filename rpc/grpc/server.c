@@ -211,8 +211,10 @@ static enum status may_call(struct rpc_server *s, const struct rpc_call *c, cons
 {
     if (!m)
         return error_set(err, STATUS_UNSUPPORTED, "no such method");
-    if (m->needs_secret && !c->trusted)
+    if (m->needs_secret && !c->trusted) {
+        LOG_SOME(LOG_LEVEL_WARN, "%s: %s needs the job's secret as bearer", c->peer, m->path);
         return error_set(err, STATUS_UNAUTHENTICATED, "%s needs the job's secret as bearer", m->path);
+    }
     if (s->ending)
         return error_set(err, STATUS_DRAINING, "%s", status_text(STATUS_DRAINING));
     if (m->n_open >= m->max_open) {
