@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 enum { HUGE_PAGE = 2 << 20 };
 
@@ -113,6 +115,18 @@ uint64_t memory_available(const char *root)
         return 0;
     uint64_t group = cgroups_least(root);
     return kib * 1024 < group ? kib * 1024 : group;
+}
+
+uint64_t memory_mappable(const char *root)
+{
+    char path[1024];
+    struct rlimit limit;
+    uint64_t pages = 0; /* the first number of statm: all that is mapped */
+    snprintf(path, sizeof path, "%s/proc/self/statm", root);
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || !read_number(path, &pages))
+        return UINT64_MAX;
+    const uint64_t mapped = pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    return limit.rlim_cur > mapped ? limit.rlim_cur - mapped : 1;
 }
 
 enum status memory_map(size_t bytes, struct memory_region *out, struct error *err)

@@ -17,6 +17,8 @@
 /* Bytes: the smaller of MemAvailable and of what every memory cgroup (v2 or v1) above this process still allows; page
  * cache that the kernel can drop counts as free in both. root: "" (tests give a folder that holds proc and sys). */
 uint64_t memory_available(const char *root);
+/* Bytes that this process may still map under its own limit (ulimit -v); UINT64_MAX: it has none. Never 0. */
+uint64_t memory_mappable(const char *root);
 
 struct memory_region {
     uint8_t *data; /* aligned to 2 MiB when larger, zeroed */

@@ -101,10 +101,11 @@ static struct kv_meaning kv_meaning(const struct model_compute *m, const struct 
 /* Stages that start together load one after the other or side by side: each may take its share of what was free before. */
 static uint64_t free_bytes(const struct model_compute *m)
 {
-    const uint64_t now = memory_available("");
+    const uint64_t now = memory_available(""), mappable = memory_mappable("");
+    uint64_t room = m->restarted || now < m->share_bytes ? now : m->share_bytes;
     if (m->memory_bytes)
-        return m->memory_bytes;
-    return m->restarted || now < m->share_bytes ? now : m->share_bytes;
+        room = m->memory_bytes;
+    return mappable != UINT64_MAX && (room == 0 || mappable < room) ? mappable : room;
 }
 
 static enum status plan_memory(struct model_compute *m, const struct msg_assign *a, struct load_plan *p, struct error *err)

@@ -53,7 +53,8 @@ static enum status map_file(int fd, const char *path, void **data, size_t *len, 
         return error_set(err, STATUS_BAD_MODEL, "%s: magic at byte 0 needs 4 bytes, the file is empty", path);
     *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (*data == MAP_FAILED)
-        return error_set(err, STATUS_IO, "%s: mmap: %s", path, strerror(errno));
+        return error_set(err, errno == ENOMEM ? STATUS_OUT_OF_MEMORY : STATUS_IO, "%s: cannot map %lld bytes: %s", path,
+                         (long long)st.st_size, strerror(errno));
     *len = (size_t)st.st_size;
     return STATUS_OK;
 }

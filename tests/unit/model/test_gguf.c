@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -328,6 +329,22 @@ static void gguf_open_refuses_what_is_no_model_file(void **state)
     unlink(fifo);
 }
 
+/* Exit code 5, not 3: the file may be a good one. */
+static void gguf_open_says_when_there_is_no_room_to_map_a_file(void **state)
+{
+    (void)state;
+    struct rlimit before, none;
+    struct gguf *g;
+    struct error err;
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    none = (struct rlimit){.rlim_cur = 1, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_AS, &none), 0);
+    enum status s = gguf_open("/proc/self/exe", &g, &err);
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    assert_int_equal(s, STATUS_OUT_OF_MEMORY);
+    assert_non_null(strstr(err.message, "/proc/self/exe: cannot map "));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -341,6 +358,7 @@ int main(void)
         cmocka_unit_test(gguf_hash_is_sha256_over_table_size_and_ends_of_tensors),
         cmocka_unit_test(gguf_hash_changes_with_metadata_and_the_ends_of_a_tensor),
         cmocka_unit_test(gguf_open_refuses_what_is_no_model_file),
+        cmocka_unit_test(gguf_open_says_when_there_is_no_room_to_map_a_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

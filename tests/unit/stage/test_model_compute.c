@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -396,6 +397,28 @@ static void free_memory_is_the_least_of_the_host_and_of_every_group(void **state
     assert_true(memory_available("") > 0);
 }
 
+static void what_a_process_may_map_is_its_limit_less_what_it_has_mapped(void **state)
+{
+    (void)state;
+    enum { MIB = 1 << 20 };
+    struct rlimit before, limit;
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    if (before.rlim_cur == RLIM_INFINITY)
+        assert_true(memory_mappable("") == UINT64_MAX);
+    char root[] = "/tmp/sluice-memory-XXXXXX", command[64], statm[64];
+    assert_non_null(mkdtemp(root));
+    snprintf(statm, sizeof statm, "%lld 17 1 1 0 1 0\n", 300ll * MIB / sysconf(_SC_PAGESIZE));
+    put(root, "/proc/self/statm", statm);
+    limit = (struct rlimit){.rlim_cur = 1ull << 60, .rlim_max = before.rlim_max}; /* binds nobody here */
+    assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+    assert_true(memory_mappable(root) == (1ull << 60) - 300ull * MIB);
+    put(root, "/proc/self/statm", "1000000000000000 17 1 1 0 1 0\n");
+    assert_true(memory_mappable(root) == 1);
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    snprintf(command, sizeof command, "rm -r %s", root);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -413,6 +436,7 @@ int main(void)
         cmocka_unit_test(a_given_descriptor_keeps_the_pool_over_a_restart),
         cmocka_unit_test(calibration_fills_the_cost_table),
         cmocka_unit_test(free_memory_is_the_least_of_the_host_and_of_every_group),
+        cmocka_unit_test(what_a_process_may_map_is_its_limit_less_what_it_has_mapped),
     };
     log_set_levels("warn", NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
