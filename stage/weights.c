@@ -134,7 +134,7 @@ static enum status plan_layer(struct weights *w, uint32_t layer, struct error *e
 
 static enum status plan_ends(struct weights *w, struct error *err)
 {
-    const struct gguf_tensor *embedding, *out_norm, *head, *factors = model_rope_freqs(w->model);
+    const struct gguf_tensor *embedding = NULL, *out_norm, *head, *factors = model_rope_freqs(w->model);
     if (w->has_embedding) {
         TRY(model_embedding(w->model, &embedding, err));
         TRY(prepare_matrix(w, embedding, 0, &w->embedding, err));
@@ -144,9 +144,12 @@ static enum status plan_ends(struct weights *w, struct error *err)
         TRY(model_head(w->model, &out_norm, &head, err));
         TRY(check_vector(out_norm, err));
         TRY(prepare_matrix(w, head, 0, &w->head, err));
-        w->file_bytes += out_norm->bytes + head->bytes;
+        w->file_bytes += out_norm->bytes + (head == embedding ? 0 : head->bytes);
     }
-    return factors ? check_vector(factors, err) : STATUS_OK;
+    if (!factors)
+        return STATUS_OK;
+    w->file_bytes += factors->bytes;
+    return check_vector(factors, err);
 }
 
 /* --- places ----------------------------------------------------------------------------------------------------------- */

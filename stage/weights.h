@@ -39,7 +39,7 @@ struct weights {
     const float *out_norm;        /* [n_embd] */
     /* [n_rot/2] radians per position, by model_layer_rope; [1] is NULL where the model has no windows. */
     const float *rope_freq[MODEL_ROPES];
-    uint64_t file_bytes;          /* of the tensors */
+    uint64_t file_bytes;          /* of the tensors, each once */
     size_t memory_bytes;          /* what weights_load will map */
     struct memory_region memory;
 };

@@ -3,7 +3,7 @@
  * Purpose    `--split auto|K1,K2,...`. auto balances an explicit mix of decode work (bytes of weights read) and prefill
  *            work (multiply-adds), with the embedding on stage 0 and the head on the last stage counted: in a small model
  *            the head weighs as much as a dozen layers in decode and nothing in prefill. Of experts the work counts those that
- *            a token is sent to, the memory all. The cut is for speed: whether a stage has the memory for its part, it says itself
+ *            a token is sent to. The cut is for speed: whether a stage has the memory for its part, it says itself
  *            when the part is assigned to it.
  * Threading  Pure.
  * Errors     STATUS_CONFIG: not S-1 ascending layers in 1..n_layers-1, or fewer layers than stages; both numbers named.
@@ -22,9 +22,5 @@ struct split {
 
 /* spec NULL or "auto": balanced. */
 enum status split_plan(const struct model *m, uint32_t n_stages, const char *spec, struct split *out, struct error *err);
-/* Bytes of weights that a stage holds, all experts among them. */
-uint64_t split_weight_bytes(const struct model *m, const struct split *s, uint32_t stage);
-/* KV bytes of one position over the layers of a stage, f16. */
-uint64_t split_kv_bytes(const struct model *m, const struct split *s, uint32_t stage);
 
 #endif

@@ -37,18 +37,9 @@ static void smollm2_splits_by_work_not_by_layers(void **state)
     (void)state;
     struct model m;
     struct split s;
-    uint64_t bytes = 0;
     assert_int_equal(model_open(path, &m, NULL), STATUS_OK);
     assert_int_equal(split_plan(&m, 2, "auto", &s, NULL), STATUS_OK);
     assert_true(s.first_layer[1] > 15 && s.first_layer[1] < 20);
-    for (uint32_t i = 0; i < 2; i++)
-        bytes += split_weight_bytes(&m, &s, i);
-    const struct gguf_tensor *embd;
-    assert_int_equal(model_embedding(&m, &embd, NULL), STATUS_OK);
-    /* The tied embedding is on both stages; the table and its padding are in the file only. */
-    assert_true(bytes - embd->bytes < gguf_file_bytes(m.gguf));
-    assert_true(bytes - embd->bytes > gguf_file_bytes(m.gguf) - (4 << 20));
-    assert_int_equal(split_kv_bytes(&m, &s, 0) + split_kv_bytes(&m, &s, 1), 30 * 2 * 3 * 64 * 2);
     model_close(&m);
 }
 

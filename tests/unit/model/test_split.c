@@ -281,35 +281,11 @@ static void split_list_that_does_not_fit_is_refused_with_both_numbers(void **sta
     close_fixture(&f);
 }
 
-/* --- what a stage holds
- * --------------------------------------------------------------------------------------------------- */
-
-static void split_bytes_of_the_stages_sum_to_the_model(void **state)
-{
-    (void)state;
-    /* A layer of SMALL, f32: two norms, q and output 32 x 32, k and v 32 x 16, three of the MLP 32 x 64. */
-    const uint64_t layer = 4 * (2 * 32 + 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64), embd = 4 * 32 * 40, norm = 4 * 32;
-    struct maker_shape shape = SMALL;
-    struct split s;
-    for (int tied = 0; tied < 2; tied++) {
-        shape.tied = tied;
-        struct fixture f = open_shape(&shape);
-        assert_int_equal(split_plan(&f.model, 3, "3,5", &s, NULL), STATUS_OK);
-        assert_int_equal(split_weight_bytes(&f.model, &s, 0), 3 * layer + embd);
-        assert_int_equal(split_weight_bytes(&f.model, &s, 1), 2 * layer);
-        assert_int_equal(split_weight_bytes(&f.model, &s, 2), 3 * layer + norm + embd);
-        assert_int_equal(split_plan(&f.model, 1, "auto", &s, NULL), STATUS_OK);
-        assert_int_equal(split_weight_bytes(&f.model, &s, 0), 8 * layer + norm + embd + (tied ? 0 : embd));
-        close_fixture(&f);
-    }
-}
-
 /* Two of eight experts: the cut weighs a layer as one of a quarter of its experts' size, so as one whose MLP is dense and as
- * large as two; the memory is that of all eight. */
-static void split_counts_the_experts_that_a_token_meets_and_the_memory_of_all(void **state)
+ * large as two. */
+static void split_counts_the_experts_that_a_token_meets(void **state)
 {
     (void)state;
-    const uint64_t expert = 4 * 3 * 32 * 64, router = 4 * 32 * 8;
     struct maker_shape dense = SMALL, shape = SMALL;
     shape.n_experts = 8;
     shape.n_experts_used = 2;
@@ -323,21 +299,8 @@ static void split_counts_the_experts_that_a_token_meets_and_the_memory_of_all(vo
         assert_int_equal(split_plan(&g.model, n, "auto", &want, NULL), STATUS_OK);
         assert_cut(&s, want.first_layer, n);
     }
-    uint64_t sparse_bytes = split_weight_bytes(&f.model, &s, 1), dense_bytes = split_weight_bytes(&g.model, &want, 1);
-    assert_int_equal(sparse_bytes - dense_bytes, (s.first_layer[2] - s.first_layer[1]) * (6 * expert + router));
     close_fixture(&f);
     close_fixture(&g);
-}
-
-static void split_kv_bytes_are_those_of_the_layers_in_f16(void **state)
-{
-    (void)state;
-    struct fixture f = open_shape(&SMALL);
-    struct split s;
-    assert_int_equal(split_plan(&f.model, 2, "3", &s, NULL), STATUS_OK);
-    assert_int_equal(split_kv_bytes(&f.model, &s, 0), 3 * 2 * 16 * 2);
-    assert_int_equal(split_kv_bytes(&f.model, &s, 1), 5 * 2 * 16 * 2);
-    close_fixture(&f);
 }
 
 int main(void)
@@ -350,9 +313,7 @@ int main(void)
         cmocka_unit_test(split_auto_of_the_deepest_model_takes_less_than_a_second),
         cmocka_unit_test(split_list_is_taken_as_it_stands),
         cmocka_unit_test(split_list_that_does_not_fit_is_refused_with_both_numbers),
-        cmocka_unit_test(split_bytes_of_the_stages_sum_to_the_model),
-        cmocka_unit_test(split_counts_the_experts_that_a_token_meets_and_the_memory_of_all),
-        cmocka_unit_test(split_kv_bytes_are_those_of_the_layers_in_f16),
+        cmocka_unit_test(split_counts_the_experts_that_a_token_meets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -217,6 +217,40 @@ static void a_value_that_is_no_number_is_refused_with_tensor_row_and_byte(void *
     }
 }
 
+static uint64_t planned_file_bytes(struct fixture *f, uint32_t first, uint32_t end)
+{
+    struct weights w;
+    assert_int_equal(weights_plan(&f->model, f->ops, first, end, first == 0, end == 3, &w, NULL), STATUS_OK);
+    const uint64_t bytes = w.file_bytes;
+    weights_free(&w);
+    return bytes;
+}
+
+/* One stage has every tensor once; of two each has the table of factors, and where the head is the embedding, both that. */
+static void the_bytes_of_the_stages_are_those_of_the_tensors(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 4; which++) {
+        const int tied = which & 1, experts = which & 2;
+        struct maker_shape shape = SHAPE;
+        struct fixture f = {0};
+        const struct gguf_tensor *embedding;
+        uint64_t all = 0;
+        shape.tied = tied;
+        if (experts)
+            shape.n_experts = 4, shape.n_experts_used = 2, shape.n_ff_expert = 64;
+        open_model(&f, "llama", &shape);
+        maker_add_tensor(f.maker, "rope_freqs.weight", TENSOR_F32, 8, 1);
+        parse(&f);
+        for (uint32_t i = 0; i < gguf_n_tensors(f.model.gguf); i++)
+            all += gguf_tensor(f.model.gguf, i)->bytes;
+        assert_int_equal(model_embedding(&f.model, &embedding, NULL), STATUS_OK);
+        assert_int_equal(planned_file_bytes(&f, 0, 3), all);
+        assert_int_equal(planned_file_bytes(&f, 0, 1) + planned_file_bytes(&f, 1, 3), all + 8 * 4 + (tied ? embedding->bytes : 0));
+        close_all(&f);
+    }
+}
+
 int main(void)
 {
     log_set_levels("warn", NULL);
@@ -225,6 +259,7 @@ int main(void)
         cmocka_unit_test(a_model_without_windows_has_one_table_divided_by_its_factors),
         cmocka_unit_test(each_expert_is_packed_for_itself),
         cmocka_unit_test(vectors_are_those_of_the_file_and_only_of_the_layers_that_are_held),
+        cmocka_unit_test(the_bytes_of_the_stages_are_those_of_the_tensors),
         cmocka_unit_test(heads_that_no_kernel_takes_are_refused_with_their_size),
         cmocka_unit_test(a_value_that_is_no_number_is_refused_with_tensor_row_and_byte),
     };
