@@ -6,23 +6,11 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "common/base/le.h"
+
 static const char magic[8] = {'S', 'L', 'U', 'I', 'L', 'N', 'K', '1'};
 
 enum { LABEL_BYTES = 7, NONCE_BYTES = 32, MAC_BYTES = 32, NONCE_AT = 32 };
-
-static void put(uint8_t *p, uint64_t v, int bytes)
-{
-    for (int i = 0; i < bytes; i++)
-        p[i] = (uint8_t)(v >> 8 * i);
-}
-
-static uint64_t get(const uint8_t *p, int bytes)
-{
-    uint64_t v = 0;
-    for (int i = 0; i < bytes; i++)
-        v |= (uint64_t)p[i] << 8 * i;
-    return v;
-}
 
 static enum status nonce(uint8_t out[NONCE_BYTES], struct error *err)
 {
@@ -49,24 +37,24 @@ enum status handshake_hello(const struct handshake_edge *e, uint8_t hello[HANDSH
 {
     memset(hello, 0, HANDSHAKE_HELLO_BYTES);
     memcpy(hello, magic, sizeof magic);
-    put(hello + 8, e->session, 8);
-    put(hello + 16, e->epoch, 8);
-    put(hello + 24, e->from, 2);
-    put(hello + 26, e->to, 2);
-    put(hello + 28, e->tls, 4);
+    le_put(hello + 8, e->session, 8);
+    le_put(hello + 16, e->epoch, 8);
+    le_put(hello + 24, e->from, 2);
+    le_put(hello + 26, e->to, 2);
+    le_put(hello + 28, e->tls, 4);
     return nonce(hello + NONCE_AT, err);
 }
 
 enum status handshake_read_hello(const uint8_t hello[HANDSHAKE_HELLO_BYTES], struct handshake_edge *out, struct error *err)
 {
-    if (memcmp(hello, magic, sizeof magic) != 0 || get(hello + 28, 4) > 1)
+    if (memcmp(hello, magic, sizeof magic) != 0 || le_get(hello + 28, 4) > 1)
         return error_set(err, STATUS_PROTOCOL, "not a stage's handshake");
     *out = (struct handshake_edge){
-        .session = get(hello + 8, 8),
-        .epoch = get(hello + 16, 8),
-        .from = (uint16_t)get(hello + 24, 2),
-        .to = (uint16_t)get(hello + 26, 2),
-        .tls = (uint32_t)get(hello + 28, 4),
+        .session = le_get(hello + 8, 8),
+        .epoch = le_get(hello + 16, 8),
+        .from = (uint16_t)le_get(hello + 24, 2),
+        .to = (uint16_t)le_get(hello + 26, 2),
+        .tls = (uint32_t)le_get(hello + 28, 4),
     };
     return STATUS_OK;
 }

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "common/base/le.h"
+
 enum { MAGIC = 0x49554c53 /* "SLUI" */, VERSION = 1 };
 
 /* Headers are 56 bytes, so a bitwise CRC (polynomial 0x1EDC6F41 reflected) costs a few hundred cycles a frame. */
@@ -17,62 +19,48 @@ uint32_t crc32c(uint32_t crc, const void *data, uint64_t len)
     return ~crc;
 }
 
-static void put(uint8_t *p, uint64_t v, int bytes)
-{
-    for (int i = 0; i < bytes; i++)
-        p[i] = (uint8_t)(v >> 8 * i);
-}
-
-static uint64_t get(const uint8_t *p, int bytes)
-{
-    uint64_t v = 0;
-    for (int i = 0; i < bytes; i++)
-        v |= (uint64_t)p[i] << 8 * i;
-    return v;
-}
-
 void frame_encode(const struct frame_header *h, uint8_t out[FRAME_HEADER_BYTES])
 {
     memset(out, 0, FRAME_HEADER_BYTES);
-    put(out, MAGIC, 4);
-    put(out + 4, VERSION, 2);
-    put(out + 6, h->flags, 2);
-    put(out + 8, h->session, 8);
-    put(out + 16, h->epoch, 8);
-    put(out + 24, h->tick, 8);
-    put(out + 32, h->from, 2);
-    put(out + 34, h->to, 2);
-    put(out + 36, h->n_rows, 4);
-    put(out + 40, h->width, 4);
-    put(out + 44, h->dtype, 2);
-    put(out + 46, h->n_sections, 2);
-    put(out + 48, h->payload_bytes, 8);
-    put(out + 56, crc32c(0, out, 56), 4);
+    le_put(out, MAGIC, 4);
+    le_put(out + 4, VERSION, 2);
+    le_put(out + 6, h->flags, 2);
+    le_put(out + 8, h->session, 8);
+    le_put(out + 16, h->epoch, 8);
+    le_put(out + 24, h->tick, 8);
+    le_put(out + 32, h->from, 2);
+    le_put(out + 34, h->to, 2);
+    le_put(out + 36, h->n_rows, 4);
+    le_put(out + 40, h->width, 4);
+    le_put(out + 44, h->dtype, 2);
+    le_put(out + 46, h->n_sections, 2);
+    le_put(out + 48, h->payload_bytes, 8);
+    le_put(out + 56, crc32c(0, out, 56), 4);
 }
 
 enum status frame_decode(const uint8_t in[FRAME_HEADER_BYTES], struct frame_header *out, struct error *err)
 {
-    uint32_t magic = (uint32_t)get(in, 4), version = (uint32_t)get(in + 4, 2), crc = (uint32_t)get(in + 56, 4);
+    uint32_t magic = (uint32_t)le_get(in, 4), version = (uint32_t)le_get(in + 4, 2), crc = (uint32_t)le_get(in + 56, 4);
     if (magic != MAGIC)
         return error_set(err, STATUS_PROTOCOL, "frame magic %08x, expected %08x", magic, MAGIC);
     if (version != VERSION)
         return error_set(err, STATUS_PROTOCOL, "frame version %u, expected %u", version, VERSION);
     if (crc != crc32c(0, in, 56))
         return error_set(err, STATUS_PROTOCOL, "frame checksum %08x, expected %08x", crc, crc32c(0, in, 56));
-    if (get(in + 60, 4) != 0)
+    if (le_get(in + 60, 4) != 0)
         return error_set(err, STATUS_PROTOCOL, "reserved bits of the frame are set");
     *out = (struct frame_header){
-        .flags = (uint16_t)get(in + 6, 2),
-        .session = get(in + 8, 8),
-        .epoch = get(in + 16, 8),
-        .tick = get(in + 24, 8),
-        .from = (uint16_t)get(in + 32, 2),
-        .to = (uint16_t)get(in + 34, 2),
-        .n_rows = (uint32_t)get(in + 36, 4),
-        .width = (uint32_t)get(in + 40, 4),
-        .dtype = (uint16_t)get(in + 44, 2),
-        .n_sections = (uint16_t)get(in + 46, 2),
-        .payload_bytes = get(in + 48, 8),
+        .flags = (uint16_t)le_get(in + 6, 2),
+        .session = le_get(in + 8, 8),
+        .epoch = le_get(in + 16, 8),
+        .tick = le_get(in + 24, 8),
+        .from = (uint16_t)le_get(in + 32, 2),
+        .to = (uint16_t)le_get(in + 34, 2),
+        .n_rows = (uint32_t)le_get(in + 36, 4),
+        .width = (uint32_t)le_get(in + 40, 4),
+        .dtype = (uint16_t)le_get(in + 44, 2),
+        .n_sections = (uint16_t)le_get(in + 46, 2),
+        .payload_bytes = le_get(in + 48, 8),
     };
     return STATUS_OK;
 }
@@ -101,19 +89,19 @@ enum status frame_expect(const struct frame_header *got, const struct frame_head
 
 void feedback_encode(const struct feedback_record *r, uint8_t out[FEEDBACK_RECORD_BYTES])
 {
-    put(out, r->seq, 8);
-    put(out + 8, r->next_index, 4);
-    put(out + 12, r->n_accepted, 4);
-    put(out + 16, (uint32_t)r->id, 4);
-    put(out + 20, 0, 4);
+    le_put(out, r->seq, 8);
+    le_put(out + 8, r->next_index, 4);
+    le_put(out + 12, r->n_accepted, 4);
+    le_put(out + 16, (uint32_t)r->id, 4);
+    le_put(out + 20, 0, 4);
 }
 
 void feedback_decode(const uint8_t in[FEEDBACK_RECORD_BYTES], struct feedback_record *out)
 {
     *out = (struct feedback_record){
-        .seq = get(in, 8),
-        .next_index = (uint32_t)get(in + 8, 4),
-        .n_accepted = (uint32_t)get(in + 12, 4),
-        .id = (int32_t)(uint32_t)get(in + 16, 4),
+        .seq = le_get(in, 8),
+        .next_index = (uint32_t)le_get(in + 8, 4),
+        .n_accepted = (uint32_t)le_get(in + 12, 4),
+        .id = (int32_t)(uint32_t)le_get(in + 16, 4),
     };
 }
