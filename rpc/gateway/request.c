@@ -97,6 +97,23 @@ static const struct field fields[] = {
     {"guided_regex", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
     {"guided_choice", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
     {"guided_grammar", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    /* What vLLM and llama.cpp have, and would change the answer: at its neutral value it may stay, as their front ends send it always. */
+    {"n_predict", GENERATES, FIELD_INT, -1, REQUEST_ID_MAX, NEUTRAL(-1)},
+    {"min_tokens", GENERATES, FIELD_INT, 0, REQUEST_ID_MAX, NEUTRAL(0)},
+    {"stop_token_ids", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt_list},
+    {"bad_words", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt_list},
+    {"allowed_token_ids", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"include_stop_str_in_output", GENERATES, FIELD_BOOL, NEUTRAL(0)},
+    {"skip_special_tokens", GENERATES, FIELD_BOOL, NEUTRAL(1)},
+    {"use_beam_search", GENERATES, FIELD_BOOL, NEUTRAL(0)},
+    {"prompt_logprobs", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"truncate_prompt_tokens", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"chat_template", TEMPLATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"continue_final_message", TEMPLATES, FIELD_BOOL, NEUTRAL(0)},
+    {"samplers", GENERATES, FIELD_SHAPE, .read = request__read_unbuilt},
+    {"dry_multiplier", GENERATES, FIELD_REAL, 0, 100, NEUTRAL(0)},
+    {"dynatemp_range", GENERATES, FIELD_REAL, 0, 100, NEUTRAL(0)},
+    {"xtc_probability", GENERATES, FIELD_REAL, 0, 1, NEUTRAL(0)},
     {"content", ENDPOINT_TOKENIZE, FIELD_TEXT, 0, 1e10, AT(content)},
     {"prompt", ENDPOINT_TOKENIZE, FIELD_TEXT, 0, 1e10, AT(content)},
     {"add_special", ENDPOINT_TOKENIZE, FIELD_BOOL, AT(add_special)},
@@ -118,7 +135,7 @@ static enum status check_neutral(struct reading *g, const struct field *f, doubl
 
 static struct sampler_range range_of(const struct field *f)
 {
-    if (f->kind != FIELD_REAL)
+    if (f->kind != FIELD_REAL || f->only != ANY) /* no parameter of ours */
         return (struct sampler_range){f->name, f->min, f->max};
     const struct sampler_range *r = sampler_range(f->as ? f->as : f->name);
     CHECK(r);

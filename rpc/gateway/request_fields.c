@@ -187,6 +187,14 @@ enum status request__read_unbuilt(struct reading *g, const char *name, json_t *v
     return request__unsupported(g, name, "this field");
 }
 
+/* An empty list asks for nothing. */
+enum status request__read_unbuilt_list(struct reading *g, const char *name, json_t *v)
+{
+    if (!json_is_array(v))
+        return request__wrong_type(g, name, "an array", v);
+    return json_array_size(v) ? request__read_unbuilt(g, name, v) : STATUS_OK;
+}
+
 enum status request__read_suffix(struct reading *g, const char *name, json_t *v)
 {
     if (!json_is_string(v))

@@ -44,6 +44,7 @@ enum status request__read_response_format(struct reading *g, const char *name, j
 enum status request__read_modalities(struct reading *g, const char *name, json_t *v);
 enum status request__read_logit_bias(struct reading *g, const char *name, json_t *v);
 enum status request__read_unbuilt(struct reading *g, const char *name, json_t *v);
+enum status request__read_unbuilt_list(struct reading *g, const char *name, json_t *v);
 enum status request__read_suffix(struct reading *g, const char *name, json_t *v);
 enum status request__read_stream_options(struct reading *g, const char *name, json_t *v);
 enum status request__read_stop(struct reading *g, const char *name, json_t *v);
