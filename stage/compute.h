@@ -8,7 +8,7 @@
  * Invariants Rows of a tick: runs of one sequence stand together, positions ascending. A row may read KV of its own
  *            sequence at positions below its own, written by earlier ticks or by earlier rows of this one.
  * Errors     load: STATUS_BAD_MODEL, STATUS_OUT_OF_MEMORY, STATUS_UNSUPPORTED. run: STATUS_STAGE, STATUS_OUT_OF_MEMORY: the
- *            whole tick failed.
+ *            whole tick failed; STATUS_BAD_MODEL: so will every other of this process.
  */
 #ifndef SLUICE_STAGE_COMPUTE_H
 #define SLUICE_STAGE_COMPUTE_H

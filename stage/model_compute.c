@@ -187,6 +187,7 @@ static enum status take_all(struct model_compute *m, const struct msg_assign *a,
                      err));
     TRY(plan_memory(m, a, &plan, err));
     TRY(weights_load(&m->weights, m->team, err));
+    TRY(gguf_check_unchanged(m->model.gguf, err));
     const struct forward_options fo = {.weights = &m->weights, .team = m->team, .max_rows = a->max_rows};
     TRY(forward_create(&fo, &m->forward, err));
     m->costs = (struct msg_loaded){.n_blocks = plan.memory.n_blocks, .weight_bytes = m->weights.memory_bytes,
@@ -276,7 +277,7 @@ static enum status run(struct compute *c, struct tick *t, struct error *err)
     struct model_compute *m = model_compute(c);
     TRY(check_tick(m, t, err));
     forward_run(m->forward, t, &m->base.progress);
-    return STATUS_OK;
+    return weights_read_file(&m->weights) ? gguf_check_unchanged(m->model.gguf, err) : STATUS_OK;
 }
 
 /* --- life ------------------------------------------------------------------------------------------------------------- */

@@ -51,6 +51,12 @@ enum status weights_plan(const struct model *m, const struct ops *ops, uint32_t 
 enum status weights_load(struct weights *w, struct team *team, struct error *err);
 void weights_free(struct weights *w); /* also of a zeroed struct */
 
+/* Ticks read rows of the file's mapping: those of the embedding, or all where the backend packs nothing. */
+static inline int weights_read_file(const struct weights *w)
+{
+    return w->has_embedding || !w->layers[0].mat[LAYER_ATTN_Q].packed;
+}
+
 static inline int layer_tensor_is_experts(enum layer_tensor t)
 {
     return t == LAYER_FFN_GATE_EXPS || t == LAYER_FFN_UP_EXPS || t == LAYER_FFN_DOWN_EXPS;

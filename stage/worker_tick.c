@@ -438,7 +438,9 @@ void worker__run_plan(struct worker *w, const struct plan *p, int64_t taken_ns)
     if (s == STATUS_OK)
         return;
     trace_event("tick failed", s, (int64_t)p->epoch, (int64_t)p->tick, w->assign.stage);
-    if (reported)
+    if (s == STATUS_BAD_MODEL) /* the file is another than the one that was loaded: a new process reads it again */
+        worker__fail(w, p->tick, &err, 1);
+    else if (reported)
         worker__leave(w);
     else
         worker__fail(w, p->tick, &err, 0);

@@ -42,7 +42,7 @@ enum status gguf_open_memory(const void *data, size_t len, struct gguf **out, st
     return STATUS_OK;
 }
 
-static enum status map_file(int fd, const char *path, void **data, size_t *len, struct error *err)
+static enum status map_file(int fd, const char *path, void **data, size_t *len, struct timespec *written, struct error *err)
 {
     struct stat st;
     if (fstat(fd, &st) != 0)
@@ -56,6 +56,7 @@ static enum status map_file(int fd, const char *path, void **data, size_t *len, 
         return error_set(err, errno == ENOMEM ? STATUS_OUT_OF_MEMORY : STATUS_IO, "%s: cannot map %lld bytes: %s", path,
                          (long long)st.st_size, strerror(errno));
     *len = (size_t)st.st_size;
+    *written = st.st_mtim;
     return STATUS_OK;
 }
 
@@ -73,20 +74,26 @@ enum status gguf_open(const char *path, struct gguf **out, struct error *err)
 {
     void *data = NULL;
     size_t len = 0;
+    struct timespec written;
     struct gguf *g = NULL;
     int fd =
         open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a FIFO must not hang us before it is refused */
     if (fd < 0)
         return error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
-    enum status s = map_file(fd, path, &data, &len, err);
-    close(fd);
-    TRY(s);
+    enum status s = map_file(fd, path, &data, &len, &written, err);
+    if (s != STATUS_OK) {
+        close(fd);
+        return s;
+    }
     s = gguf_open_memory(data, len, &g, err);
     if (s != STATUS_OK) {
         munmap(data, len);
+        close(fd);
         return name_path(path, s, err);
     }
     g->mapped = 1;
+    g->fd = fd;
+    g->written = written;
     *out = g;
     return STATUS_OK;
 }
@@ -95,13 +102,29 @@ void gguf_close(struct gguf *g)
 {
     if (!g)
         return;
-    if (g->mapped)
+    if (g->mapped) {
         munmap((void *)(uintptr_t)g->data, g->len);
+        close(g->fd);
+    }
     free(g->keys);
     free(g->key_order);
     free(g->tensors);
     free(g->tensor_order);
     free(g);
+}
+
+enum status gguf_check_unchanged(const struct gguf *g, struct error *err)
+{
+    struct stat st;
+    if (!g->mapped)
+        return STATUS_OK;
+    if (fstat(g->fd, &st) != 0)
+        return error_set(err, STATUS_IO, "the model file cannot be looked at: %s", strerror(errno));
+    if (st.st_size >= 0 && (uint64_t)st.st_size == g->len && st.st_mtim.tv_sec == g->written.tv_sec &&
+        st.st_mtim.tv_nsec == g->written.tv_nsec)
+        return STATUS_OK;
+    return error_set(err, STATUS_BAD_MODEL, "the model file was written to while it is in use (%llu bytes, now %lld)",
+                     (unsigned long long)g->len, (long long)st.st_size);
 }
 
 /* --- look-up

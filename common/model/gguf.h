@@ -3,6 +3,7 @@
  * Purpose    Opens a GGUF (version 2 or 3, little-endian) by mmap and gives its metadata and tensors. Every number of the
  *            file is checked against the file's size and the numbers it is combined with before it is used, so nothing
  *            that is returned points outside the mapping. It knows no model: hparams.h does.
+ *            The file stays open, so that one that is written to meanwhile can be told.
  * Ownership  gguf_open/gguf_close. All pointers returned live until gguf_close. Strings are not 0-terminated: struct text.
  * Threading  Open and close on one thread; everything else is read-only and may be called from any.
  * Invariants 1. data of every tensor lies inside the file, aligned to general.alignment; no two tensors overlap, and
@@ -48,6 +49,10 @@ enum status gguf_open(const char *path, struct gguf **out, struct error *err);
 /* The same over memory that the caller keeps alive (tests, fuzzing). */
 enum status gguf_open_memory(const void *data, size_t len, struct gguf **out, struct error *err);
 void gguf_close(struct gguf *g);
+
+/* STATUS_BAD_MODEL: the file was written to since it was opened, so what was read of it is a mixture. One system call. A file
+ * that was renamed, deleted or replaced by another of its name is still the one that is mapped. */
+enum status gguf_check_unchanged(const struct gguf *g, struct error *err);
 
 uint64_t gguf_file_bytes(const struct gguf *g);
 uint32_t gguf_n_tensors(const struct gguf *g);

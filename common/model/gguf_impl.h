@@ -10,6 +10,7 @@
 #define SLUICE_COMMON_MODEL_GGUF_IMPL_H
 
 #include <string.h>
+#include <time.h>
 
 #include "common/model/gguf.h"
 
@@ -50,7 +51,9 @@ struct gguf_key {
 struct gguf {
     const uint8_t *data;
     uint64_t len;
-    int mapped;         /* data is ours to unmap */
+    int mapped;         /* data is ours to unmap, fd to close */
+    int fd;
+    struct timespec written; /* of the file when it was opened */
     uint64_t table_end; /* bytes before: header, metadata and tensor table */
     uint32_t n_keys, n_tensors;
     struct gguf_key *keys;         /* in the file's order */

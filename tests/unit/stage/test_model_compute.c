@@ -5,10 +5,10 @@
 #include <stdint.h>
 
 #include <cmocka.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -356,6 +356,80 @@ static void calibration_fills_the_cost_table(void **state)
     c->table->destroy(c);
 }
 
+/* --- a file that changes -------------------------------------------------------------------------------------------------- */
+
+static void write_copy(const char *path)
+{
+    char block[4096];
+    FILE *in = fopen(MODEL, "r"), *out = fopen(path, "r+");
+    assert_true(in && out);
+    for (size_t n; (n = fread(block, 1, sizeof block, in)) > 0;)
+        assert_int_equal(fwrite(block, 1, n, out), n);
+    fclose(in);
+    assert_int_equal(fclose(out), 0);
+}
+
+/* Not now: two writes within a tick of the clock have the same time. */
+static void write_byte(const char *path, long at)
+{
+    const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = 1000000000}};
+    FILE *f = fopen(path, "r+");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, at, SEEK_SET), 0);
+    fputc(1, f);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+/* A middle stage has all that it needs of the file; one with the embedding, or a backend that packs nothing, reads on. */
+static void a_model_file_that_is_written_to_fails_the_ticks_that_read_it(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *backend;
+        uint32_t stage;
+        enum status want;
+    } cases[] = {{"cpu", 0, STATUS_BAD_MODEL}, {"cpu", 1, STATUS_OK}, {"ref", 1, STATUS_BAD_MODEL}};
+    float rows[2][N_EMBD] = {{1}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char path[] = "/tmp/sluice-model-XXXXXX", away[64];
+        const int fd = mkstemp(path);
+        struct model_compute_options o = quick;
+        struct msg_assign a = whole;
+        struct msg_loaded loaded;
+        struct compute *c;
+        struct tick_row row;
+        struct tick_sample sample;
+        struct error err = {0};
+        assert_true(fd >= 0);
+        close(fd);
+        write_copy(path);
+        o.model_path = path;
+        o.backend = cases[i].backend;
+        assert_int_equal(model_compute_create(&o, &c, &err), STATUS_OK);
+        a.n_stages = 3;
+        a.stage = cases[i].stage;
+        a.first_layer = a.stage;
+        a.end_layer = a.stage + 1;
+        assert_int_equal(load(c, a, &loaded, &err), STATUS_OK);
+        struct tick t = one_row(&row, &sample);
+        t.n_samples = 0;
+        t.in = rows[0];
+        t.out = rows[1];
+        snprintf(away, sizeof away, "%s-away", path);
+        assert_int_equal(rename(path, away), 0);
+        assert_int_equal(c->table->run(c, &t, &err), STATUS_OK);
+        write_byte(away, 5000);
+        assert_int_equal(c->table->run(c, &t, &err), cases[i].want);
+        if (cases[i].want != STATUS_OK)
+            assert_non_null(strstr(err.message, "the model file was written to while it is in use"));
+        a.slots = 1;
+        assert_int_equal(load(c, a, &loaded, &err), STATUS_BAD_MODEL);
+        c->table->destroy(c);
+        unlink(away);
+    }
+}
+
 /* --- memory_available --------------------------------------------------------------------------------------------------- */
 
 static void put(const char *root, const char *path, const char *text)
@@ -435,6 +509,7 @@ int main(void)
         cmocka_unit_test(the_same_assignment_again_keeps_what_is_loaded),
         cmocka_unit_test(a_given_descriptor_keeps_the_pool_over_a_restart),
         cmocka_unit_test(calibration_fills_the_cost_table),
+        cmocka_unit_test(a_model_file_that_is_written_to_fails_the_ticks_that_read_it),
         cmocka_unit_test(free_memory_is_the_least_of_the_host_and_of_every_group),
         cmocka_unit_test(what_a_process_may_map_is_its_limit_less_what_it_has_mapped),
     };

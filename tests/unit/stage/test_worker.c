@@ -393,6 +393,28 @@ static void a_failing_tick_names_its_cause_and_its_stage(void **state)
     unlink(script);
 }
 
+/* A model file that was written to: the process is of no more use, and says so also where a result has told the failure. */
+static void a_tick_that_fails_by_the_model_file_is_fatal(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < 2; stage++) {
+        char text[64], script[FAKE_SCRIPT_PATH];
+        struct pipeline_message m;
+        snprintf(text, sizeof text, "stage %d fail_tick 1 BAD_MODEL\n", stage);
+        fake_script_file(text, script);
+        struct pipeline *p = open_pipeline(2, PIPELINE_MEM, script);
+        struct plan *plan = pipeline_plan(p);
+        add_first(plan, 1, 0, 4, 3);
+        assert_int_equal(pipeline_post_plan(p, -1, plan), STATUS_OK);
+        assert_int_equal(pipeline_await(p, stage, FROM_STAGE_FAILED, WAIT_MS, &m), STATUS_OK);
+        assert_int_equal(m.m.failed.status, STATUS_BAD_MODEL);
+        assert_int_equal(m.m.failed.fatal, 1);
+        assert_non_null(strstr(m.m.failed.message, "the script fails tick 1"));
+        pipeline_close(p);
+        unlink(script);
+    }
+}
+
 /* What stage's ACK of a new epoch says. */
 static struct msg_ack ask_pool(struct pipeline *p, int stage)
 {
@@ -740,6 +762,7 @@ int main(void)
         cmocka_unit_test(a_plan_before_its_links_and_links_twice_break_the_protocol),
         cmocka_unit_test(a_stage_holds_one_plan_more_than_the_window),
         cmocka_unit_test(a_failing_tick_names_its_cause_and_its_stage),
+        cmocka_unit_test(a_tick_that_fails_by_the_model_file_is_fatal),
         cmocka_unit_test(the_watermark_stands_at_the_last_tick_that_was_computed),
         cmocka_unit_test(a_tick_of_rows_that_end_below_is_one_for_the_watermark_too),
         cmocka_unit_test(another_assignment_is_another_pool),
