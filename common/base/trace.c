@@ -80,6 +80,9 @@ static void on_crash(int sig)
 {
     signal(sig, SIG_DFL);
     static const char head[] = "crash: the last events of this process follow\n";
+    static const char bus[] = "crash: a file that this process has mapped became shorter, or could not be read (SIGBUS)\n";
+    if (sig == SIGBUS && write(STDERR_FILENO, bus, sizeof bus - 1) < 0)
+        raise(sig);
     if (write(STDERR_FILENO, head, sizeof head - 1) > 0)
         trace_dump(STDERR_FILENO, 200);
     raise(sig);

@@ -1,5 +1,6 @@
 /* The small pieces everything stands on: status map, arena, buf, queue, log, addresses, random draws. */
 #include <pthread.h>
+#include <signal.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -22,6 +25,7 @@
 #include "common/base/log.h"
 #include "common/base/queue.h"
 #include "common/base/rand.h"
+#include "common/base/trace.h"
 
 static void status_codes_are_unique_and_never_blame_the_client_for_our_faults(void **state)
 {
@@ -300,6 +304,44 @@ static void a_file_is_read_whole_up_to_its_bound_and_errors_name_it(void **state
     assert_string_equal(err.message, "/tmp: Is a directory");
 }
 
+/* In a child: stderr to the pipe, and a read of a mapped page that its file has lost. */
+static void die_of_a_file_that_shrank(int to)
+{
+    char path[] = "/tmp/sluice-shrinks-XXXXXX";
+    const int fd = mkstemp(path);
+    unlink(path);
+    if (fd < 0 || dup2(to, STDERR_FILENO) < 0 || ftruncate(fd, 8192) != 0)
+        _exit(1);
+    volatile const char *p = mmap(NULL, 8192, PROT_READ, MAP_PRIVATE, fd, 0);
+    trace_install_crash_handler();
+    trace_event("the file shrinks", 1, 2, 3, 4);
+    if ((const void *)p == MAP_FAILED || ftruncate(fd, 0) != 0)
+        _exit(1);
+    _exit(p[4096] ? 2 : 3);
+}
+
+static void a_crash_by_a_mapped_file_that_shrank_says_so_and_dumps_the_trace(void **state)
+{
+    (void)state;
+    char said[65536];
+    size_t len = 0;
+    int ends[2], how;
+    assert_int_equal(pipe(ends), 0);
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        die_of_a_file_that_shrank(ends[1]);
+    close(ends[1]);
+    for (ssize_t n; len + 1 < sizeof said && (n = read(ends[0], said + len, sizeof said - 1 - len)) > 0;)
+        len += (size_t)n;
+    said[len] = 0;
+    close(ends[0]);
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    assert_true(WIFSIGNALED(how) && WTERMSIG(how) == SIGBUS);
+    assert_non_null(strstr(said, "a file that this process has mapped became shorter"));
+    assert_non_null(strstr(said, "the file shrinks 1 2 3 4"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -316,6 +358,7 @@ int main(void)
         cmocka_unit_test(address_forms),
         cmocka_unit_test(one_pinned_thread_has_one_usable_core),
         cmocka_unit_test(a_file_is_read_whole_up_to_its_bound_and_errors_name_it),
+        cmocka_unit_test(a_crash_by_a_mapped_file_that_shrank_says_so_and_dumps_the_trace),
         cmocka_unit_test(draws_depend_on_seed_and_position_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
