@@ -1,7 +1,7 @@
-/* rpc/gateway/completion_impl.h - the inside of a completion, for completion.c and completion_calls.c only.
+/* rpc/gateway/completion_impl.h - the inside of a completion, for the completion*.c files only.
  *
- * Purpose    completion.c turns events into what the client gets, completion_calls.c opens calls, waits for a coordinator that is away
- *            and asks for the rest of an answer.
+ * Purpose    completion_start.c makes one of a request or a journal, completion.c turns events into what the client gets,
+ *            completion_calls.c opens calls, waits for a coordinator that is away and asks for the rest of an answer.
  * Ownership  As completion.h.
  * Threading  With the exchange's lock.
  * Errors     Told to the client.
@@ -68,8 +68,12 @@ enum { COMPLETION_NAME = 200 };
 /* completion.c */
 const char *completion__name(const struct completion *c, char name[COMPLETION_NAME]); /* for the log */
 extern const struct generate_events completion__events;
+extern const struct exchange_ops completion__ops;
 void completion__set_state(struct choice *h, enum completion_state to);
 void completion__fail(struct completion *c, const struct error *err); /* the client is told, what is left of the calls ended */
+void completion__close(struct choice *h, int cancel);                 /* this answer is complete or will not be: its call ends */
+void completion__close_all(struct completion *c);
+void completion__wake_others(struct completion *c);                   /* the first answer is known: the others may be asked for */
 void completion__keep_accepted(struct choice *h);                     /* into the journal */
 
 /* completion_calls.c */
