@@ -28,6 +28,11 @@ void log_open(const char *program)
     snprintf(conf.program, sizeof conf.program, "%s", program);
 }
 
+const char *log_program(void)
+{
+    return conf.program;
+}
+
 static int level_of(const char *name, size_t len, enum log_level *out)
 {
     for (unsigned i = 0; i < ARRAY_LEN(level_names); i++)

@@ -17,6 +17,7 @@ enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBU
 
 /* Program name in front of each line ("coordinator", "stage 1"). Copied. Call before threads start. */
 void log_open(const char *program);
+const char *log_program(void); /* async-signal-safe */
 /* "info", "info,engine=debug,link=trace". Call before threads start. */
 enum status log_set_levels(const char *spec, struct error *err);
 int log_enabled(enum log_level level, const char *module);

@@ -3,11 +3,11 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 
 enum { N_EVENTS = 8192 };
 
@@ -51,6 +51,15 @@ static size_t put_number(char *out, int64_t v)
     return len;
 }
 
+/* At most `max` bytes of text. */
+static size_t put_text(char *out, const char *text, size_t max)
+{
+    size_t len = 0;
+    for (; text[len] && len < max; len++)
+        out[len] = text[len];
+    return len;
+}
+
 void trace_dump(int fd, unsigned n_last)
 {
     uint64_t end = atomic_load_explicit(&next, memory_order_relaxed), n = end < N_EVENTS ? end : N_EVENTS;
@@ -60,12 +69,12 @@ void trace_dump(int fd, unsigned n_last)
         struct event *e = &ring[i % N_EVENTS];
         const char *name = LOAD(e->name);
         char line[256];
-        size_t len = 0;
-        memcpy(line, "trace ", 6);
-        len = 6 + put_number(line + 6, LOAD(e->time_ns) / NS_PER_US);
+        size_t len = put_text(line, "trace ", 6);
+        len += put_text(line + len, log_program(), 31);
+        len += put_text(line + len, ": ", 2);
+        len += put_number(line + len, LOAD(e->time_ns) / NS_PER_US);
         line[len++] = ' ';
-        for (const char *p = name ? name : "?"; *p && len < 120; p++)
-            line[len++] = *p;
+        len += put_text(line + len, name ? name : "?", 60);
         for (int k = 0; k < 4; k++) {
             line[len++] = ' ';
             len += put_number(line + len, LOAD(e->v[k]));
@@ -76,14 +85,26 @@ void trace_dump(int fd, unsigned n_last)
     }
 }
 
+/* "crash: stage 1: signal 11: ..." */
+static int say(int sig, const char *what)
+{
+    char line[160];
+    size_t len = put_text(line, "crash: ", 7);
+    len += put_text(line + len, log_program(), 31);
+    len += put_text(line + len, ": signal ", 9);
+    len += put_number(line + len, sig);
+    len += put_text(line + len, ": ", 2);
+    len += put_text(line + len, what, 90);
+    line[len++] = '\n';
+    return write(STDERR_FILENO, line, len) > 0;
+}
+
 static void on_crash(int sig)
 {
     signal(sig, SIG_DFL);
-    static const char head[] = "crash: the last events of this process follow\n";
-    static const char bus[] = "crash: a file that this process has mapped became shorter, or could not be read (SIGBUS)\n";
-    if (sig == SIGBUS && write(STDERR_FILENO, bus, sizeof bus - 1) < 0)
-        raise(sig);
-    if (write(STDERR_FILENO, head, sizeof head - 1) > 0)
+    if (sig == SIGBUS)
+        say(sig, "a file that this process has mapped became shorter, or could not be read");
+    if (say(sig, "its last events follow"))
         trace_dump(STDERR_FILENO, 200);
     raise(sig);
 }
