@@ -208,7 +208,7 @@ static void give_stage(struct pipeline *p, const struct stage_attachment *a, uin
     note_crash(p, stage, &h);
     stage_table_claim(p->stages, id, stage, &h, now_ns);
     LOG_INFO("stage %u on %.63s pid %u: layers %u..%u", stage, h.host, h.pid, p->opt.split->first_layer[stage],
-             p->opt.split->first_layer[stage + 1]);
+             p->opt.split->first_layer[stage + 1] - 1);
     struct to_stage m = {.kind = TO_STAGE_ASSIGN, .assign = pipeline__assignment(p, stage)};
     pipeline__send(p, stage, &m, now_ns);
 }

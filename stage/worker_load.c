@@ -167,7 +167,7 @@ void worker__take_assignment(struct worker *w, const struct msg_assign *a)
         int used = w->state != WORKER_EMPTY;
         if (used) {
             LOG_INFO("another assignment: stage %u of %u, layers %u..%u", a->stage, a->n_stages, a->first_layer,
-                     a->end_layer);
+                     a->end_layer - 1);
             worker__unload(w);
             worker__move(w, WORKER_EMPTY);
         }
@@ -183,7 +183,7 @@ void worker__take_assignment(struct worker *w, const struct msg_assign *a)
         }
         worker__move(w, WORKER_LOADED);
         LOG_INFO("stage %u of %u, layers %u..%u: %u blocks of %u, ticks of %u rows", a->stage, a->n_stages, a->first_layer,
-                 a->end_layer, w->loaded.n_blocks, a->kv_block, a->max_rows);
+                 a->end_layer - 1, w->loaded.n_blocks, a->kv_block, a->max_rows);
     }
     const struct from_stage m = {.kind = FROM_STAGE_LOADED, .loaded = w->loaded, .assigned = w->assign};
     pthread_mutex_lock(&w->lock);

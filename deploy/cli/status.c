@@ -72,7 +72,7 @@ static void print_stages(const json_t *s)
         char layers[32];
         const json_t *range = json_object_get(g, "layers");
         snprintf(layers, sizeof layers, "%lld..%lld", (long long)json_integer_value(json_array_get(range, 0)),
-                 (long long)json_integer_value(json_array_get(range, 1)));
+                 (long long)json_integer_value(json_array_get(range, 1)) - 1); /* people count both ends, as sluice model */
         printf("%-6lld %-12.12s %-8lld %-10s %-9s %-12s %5lld MiB %5lld MiB %9lld %4.0f %% %4.0f %% %6.2f ms\n", num(g, "stage"),
                str(g, "host"), num(g, "pid"), str(g, "state"), layers, str(g, "backend"), num(g, "weight_bytes") >> 20,
                num(g, "kv_bytes") >> 20, num(g, "restarts"), json_number_value(json_object_get(g, "busy_ratio")) * 100,
