@@ -242,6 +242,31 @@ static void waiting_attempt_is_taken_over_too(void **state)
     bed_close(t);
 }
 
+/* What runs may finish, by whichever call; what has ended here is a new request. */
+static void engine_that_drains_lets_a_later_attempt_take_over_what_runs(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(2, "tick_us 500\n", FLAGS("--slots", "2"));
+    struct bed_request *first = plain(t, 300), *gone = plain(t, 300);
+    bed_submit(first);
+    bed_submit(gone);
+    wait_text(first, 20);
+    wait_text(gone, 20);
+    bed_cancel(gone);
+    bed_wait(gone, WAIT_MS);
+    engine_drain(engine_bed_engine(t->b), 1);
+    struct bed_request *later = resume_of(t, first, 10, 1), *refused = resume_of(t, gone, 10, 1);
+    bed_submit(later);
+    bed_submit(refused);
+    bed_wait(refused, WAIT_MS);
+    assert_int_equal(refused->end.status, STATUS_DRAINING);
+    bed_wait(later, WAIT_MS);
+    assert_int_equal(later->end.status, STATUS_OK);
+    assert_int_equal(later->n_ids, 290);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
 static void resumed_ones_pass_the_cap_of_the_queue_and_others_do_not(void **state)
 {
     (void)state;
@@ -333,6 +358,7 @@ int main(void)
         cmocka_unit_test(usage_is_that_of_the_whole_answer),
         cmocka_unit_test(later_attempt_takes_a_run_over_and_others_are_refused),
         cmocka_unit_test(waiting_attempt_is_taken_over_too),
+        cmocka_unit_test(engine_that_drains_lets_a_later_attempt_take_over_what_runs),
         cmocka_unit_test(resumed_ones_pass_the_cap_of_the_queue_and_others_do_not),
         cmocka_unit_test(answer_of_other_numerics_does_not_go_on),
         cmocka_unit_test(answers_whose_stages_never_come_end_after_the_recovery_timeout),
