@@ -50,7 +50,7 @@ enum program {
     X(slots, INT, "slots", 9, "8", 1, 4096, NULL, "sequences in ticks at the same time")                                          \
     X(context, INT, "context", 9, "auto", 16, 16777216, NULL, "most positions of one sequence (default: the model's)")            \
     X(kv_mib, INT, "kv-mib", 9, "auto", 1, 16777216, NULL, "KV pool of a stage in MiB (auto: slots x context, at most half of what is free)") \
-    X(kv_type, CHOICE, "kv-type", 9, "f16", 0, 0, "f16|q8_0", "type of keys and values")                                          \
+    X(kv_type, CHOICE, "kv-type", 9, "f16", 0, 0, "f16|q8_0", "type of keys and values; q8_0 is not built yet")                                          \
     X(kv_block, INT, "kv-block", 9, "64", 16, 128, NULL, "positions in a block: 16, 32, 64 or 128")                               \
     X(kv_blocks, INT, "kv-blocks", 9, "auto", 1, 1 << 24, NULL, "blocks in the pool, instead of --kv-mib")                        \
     X(piece_max, INT, "piece-max", 9, "auto", 1, 4096, NULL, "longest prompt piece in tokens")                                    \
@@ -66,21 +66,21 @@ enum program {
     X(max_answer_tokens, INT, "max-answer-tokens", 9, "auto", 1, 16777216, NULL, "server cap on an answer (default: the context)") \
     X(write_stall_ms, INT, "write-stall-ms", 13, "10000", 100, 3600000, NULL, "a client that reads nothing for so long is dropped") \
     X(split, TEXT, "split", 9, "auto", 0, 0, NULL, "auto, or the first layers of stages 1..S-1: K1,K2,...")                       \
-    X(backend, CHOICE, "backend", 10, "auto", 0, 0, "auto|cpu|cuda|ref", "kernels of a stage")                                    \
+    X(backend, CHOICE, "backend", 10, "auto", 0, 0, "auto|cpu|cuda|ref", "kernels of a stage; cuda is not built yet")                                    \
     X(isa, CHOICE, "isa", 10, "auto", 0, 0, "auto|portable|avx2|avxvnni|avx512|amx", "instruction set of the cpu backend; all give the same bits") \
-    X(device, INT, "device", 10, "0", 0, 255, NULL, "GPU of a stage")                                                             \
+    X(device, INT, "device", 10, "0", 0, 255, NULL, "GPU of a stage; nothing to a CPU")                                                             \
     X(threads, TEXT, "threads", 10, "auto", 0, 0, NULL, "compute threads: N for every stage, or N0,N1,... by stage")              \
-    X(link, CHOICE, "link", 10, "auto", 0, 0, "auto|unix|tcp|nccl", "activation transport")                                       \
+    X(link, CHOICE, "link", 10, "auto", 0, 0, "auto|unix|tcp|nccl", "activation transport; nccl is not built yet")                                       \
     X(heartbeat_ms, INT, "heartbeat-ms", 15, "300", 20, 60000, NULL, "heartbeat interval; lost after four missed")                \
     X(stuck_ms, INT, "stuck-ms", 15, "10000", 100, 3600000, NULL, "longest time without progress while heartbeats live")          \
     X(recovery_timeout_ms, INT, "recovery-timeout-ms", 13, "120000", 100, 3600000, NULL, "how long requests wait for a lost process") \
-    X(exact, SWITCH, "exact", 11, "on", 0, 0, NULL, "row-invariant kernels only")                                                 \
+    X(exact, SWITCH, "exact", 11, "on", 0, 0, NULL, "row-invariant kernels only; on CPUs all are")                                                 \
     X(max_body_mib, INT, "max-body-mib", 13, "64", 1, 1024, NULL, "largest HTTP body and gRPC message")                           \
     X(metrics_aliases, CHOICE, "metrics-aliases", 12, "none", 0, 0, "none|vllm", "a second set of metric names")                  \
     X(api_keys, TEXT, "api-keys", 12, NULL, 0, 0, NULL, "file of HTTP keys, lines `name sha256:HEX`")                             \
     X(stage_program, TEXT, "stage-program", 8, NULL, 0, 0, NULL, "program to run as a stage (tests: sluice-stage-fake)")          \
     X(python, TEXT, "python", 9, "/usr/bin/python3", 0, 0, NULL, "interpreter with jinja2 that renders chat templates")           \
-    X(chat_template, TEXT, "chat-template", 9, NULL, 0, 0, NULL, "instead of the model's own: a built-in's name (chatml, llama3, ...) or @FILE") \
+    X(chat_template, TEXT, "chat-template", 9, NULL, 0, 0, NULL, "instead of the model's own: a built-in's name (chatml, llama3, ...), another of the model's, or @FILE") \
     X(script, TEXT, "script", 10, NULL, 0, 0, NULL, "fake stage only: what its ticks cost and say")                               \
     X(log, TEXT, "log", 15, "info", 0, 0, NULL, "LEVEL[,module=LEVEL]: error, warn, info, debug, trace")
 
