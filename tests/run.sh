@@ -15,9 +15,14 @@ while [ $# -gt 0 ]; do
     --full | --nightly) tier=${1#--}; shift ;;
     --only) only=${2:?}; shift 2 ;;
     --fuzz-seconds) fuzz_seconds=${2:?}; shift 2 ;;
-    *) sed -n '2,8s/^# //p' "$0" >&2; exit 2 ;;
+    --help) sed -n '2,8s/^# //p' "$0"; exit 0 ;;
+    *) echo "run.sh: '$1' is no flag" >&2; sed -n '2,8s/^# //p' "$0" >&2; exit 2 ;;
     esac
 done
+case $only in
+'' | unit | component | model | service | asan | tsan | fuzz) ;;
+*) echo "run.sh: --only $only: unit, component, model, service, asan, tsan and fuzz are parts" >&2; exit 2 ;;
+esac
 # Every test that is not of a longer tier runs in this one. Sanitizers run the fast ones only, whatever the tier.
 case $tier in
 fast) longer='^(full|nightly)$' default_fuzz_seconds=15 ;;
