@@ -38,6 +38,12 @@ enum status request__copy(struct reading *g, const json_t *v, struct bytes *out)
     return STATUS_OK;
 }
 
+/* A JSON string may hold a zero, at which it is not cut. */
+static int is_word(const json_t *v, const char *word)
+{
+    return json_is_string(v) && json_string_length(v) == strlen(word) && memcmp(json_string_value(v), word, strlen(word)) == 0;
+}
+
 /* --- fields with a shape of their own ----------------------------------------------------------------------------- */
 
 enum status request__read_messages(struct reading *g, const char *name, json_t *v)
@@ -86,12 +92,12 @@ enum status request__read_tool_choice(struct reading *g, const char *name, json_
     if (!json_is_string(v))
         return request__wrong_type(g, name, "a string or an object", v);
     const char *choice = json_string_value(v);
-    if (strcmp(choice, "required") == 0)
+    if (is_word(v, "required"))
         return request__unsupported(g, name, "a forced tool");
-    if (strcmp(choice, "auto") && strcmp(choice, "none"))
+    if (!is_word(v, "auto") && !is_word(v, "none"))
         return error_param(g->err, STATUS_BAD_REQUEST, name, "invalid_value",
                            "tool_choice: '%.40s' is not allowed; auto, none or required is", choice);
-    g->tools_off = strcmp(choice, "none") == 0;
+    g->tools_off = is_word(v, "none");
     return STATUS_OK;
 }
 
@@ -108,10 +114,9 @@ enum status request__read_response_format(struct reading *g, const char *name, j
     if (!json_is_object(v))
         return request__wrong_type(g, name, "an object", v);
     const json_t *type = json_object_get(v, "type");
-    const char *text = json_is_string(type) ? json_string_value(type) : "";
-    if (strcmp(text, "text") == 0)
+    if (is_word(type, "text"))
         return STATUS_OK;
-    if (strcmp(text, "json_object") == 0 || strcmp(text, "json_schema") == 0)
+    if (is_word(type, "json_object") || is_word(type, "json_schema"))
         return request__unsupported(g, name, "constrained output");
     return error_param(g->err, STATUS_BAD_REQUEST, "response_format.type", "invalid_value",
                        "response_format.type must be text, json_object or json_schema");
@@ -125,7 +130,7 @@ enum status request__read_modalities(struct reading *g, const char *name, json_t
         const json_t *m = json_array_get(v, i);
         if (!json_is_string(m))
             return request__wrong_type(g, name, "an array of strings", m);
-        if (strcmp(json_string_value(m), "text"))
+        if (!is_word(m, "text"))
             return request__unsupported(g, name, "output other than text");
     }
     return STATUS_OK;

@@ -211,6 +211,9 @@ static void what_is_not_built_is_refused_by_name_unless_neutral(void **state)
         {"\"tools\":[{}],\"tool_choice\":\"auto\"", STATUS_OK, ""},
         {"\"tool_choice\":\"required\"", STATUS_UNSUPPORTED, "tool_choice"},
         {"\"modalities\":[\"text\",\"audio\"]", STATUS_UNSUPPORTED, "modalities"},
+        {"\"tool_choice\":\"auto\\u0000x\"", STATUS_BAD_REQUEST, "tool_choice"},
+        {"\"response_format\":{\"type\":\"text\\u0000x\"}", STATUS_BAD_REQUEST, "response_format.type"},
+        {"\"modalities\":[\"text\\u0000x\"]", STATUS_UNSUPPORTED, "modalities"},
         {"\"n_predict\":-1,\"min_tokens\":0,\"stop_token_ids\":[],\"bad_words\":[],\"include_stop_str_in_output\":false,"
          "\"skip_special_tokens\":true,\"use_beam_search\":false,\"continue_final_message\":false,\"dry_multiplier\":0,"
          "\"dynatemp_range\":0.0,\"xtc_probability\":0,\"prompt_logprobs\":null",
