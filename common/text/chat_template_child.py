@@ -6,6 +6,7 @@ sockets, processes and memory beyond a limit, and an alarm that nobody can catch
 import codecs
 import json
 import os
+import re
 import resource
 import signal
 import struct
@@ -76,6 +77,51 @@ class Generation(jinja2.ext.Extension):
         return caller()
 
 
+class Arguments(dict):
+    """What a tool was called with: an object, and its JSON to a template that joins it with other text."""
+
+    def __str__(self):
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, other):
+        return str(self) + other
+
+    def __radd__(self, other):
+        return other + str(self)
+
+
+class Habits:
+    """What a template knows of the API's messages; what it does not know it would drop or trip over.
+
+    Content of a message that lives by its tool calls: some ask whether it is none, others want text. What the source says
+    is tried first.
+    """
+
+    def __init__(self, source):
+        self.developer = "'developer'" in source or '"developer"' in source
+        self.no_content = ("", None)
+        if re.search(r"\bcontent['\"\])]*\s+is\s+(not\s+)?none", source, re.IGNORECASE):
+            self.no_content = (None, "")
+
+    def fit(self, messages):
+        """Returns the messages without content."""
+        bare = []
+        for m in messages if isinstance(messages, list) else []:
+            if not isinstance(m, dict):
+                continue
+            if m.get("role") == "developer" and not self.developer:
+                m["role"] = "system"
+            calls = m.get("tool_calls")
+            if calls and "content" not in m:
+                m["content"] = self.no_content[0]
+                bare.append(m)
+            for call in calls if isinstance(calls, list) else []:
+                function = call.get("function") if isinstance(call, dict) else None
+                if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+                    function["arguments"] = Arguments(function["arguments"])
+        return bare
+
+
 class Renderer:
     def __init__(self, settings):
         self.time_limit = settings["time_limit_s"]
@@ -90,6 +136,8 @@ class Renderer:
         env.globals["strftime_now"] = self.strftime_now
         self.template = env.from_string(settings["template"])
         self.tools_template = self.tools_template_of(env, settings)
+        self.habits = Habits(settings["template"])
+        self.tools_habits = Habits(settings.get("tools_template", settings["template"]))
 
     def tools_template_of(self, env, settings):
         if "tools_template" not in settings:
@@ -116,8 +164,27 @@ class Renderer:
         self.marked = marked
         variables = {"tools": None, "documents": None, **self.tokens, **context}
         del context
+        template, habits = (self.tools_template, self.tools_habits) if variables["tools"] else (self.template, self.habits)
+        bare = habits.fit(variables.get("messages"))
+        try:
+            return self.generate(template, variables)
+        except (OverLimit, MemoryError):
+            raise
+        except Exception as e:
+            if not bare:
+                raise
+            first = e
+        for m in bare:
+            m["content"] = habits.no_content[1]
+        try:
+            return self.generate(template, variables)
+        except (OverLimit, MemoryError):
+            raise
+        except Exception:
+            raise first
+
+    def generate(self, template, variables):
         parts, left = [], self.output_limit
-        template = self.tools_template if variables["tools"] else self.template
         for part in template.generate(variables):
             left -= len(part)
             if left < 0:

@@ -6,7 +6,8 @@
 #include "common/base/buf.h"
 #include "rpc/gateway/json_in.h"
 
-enum { MAX_MESSAGES = 65536, PART_TEXT_MAX = 1 << 30 };
+/* A context with more text than MAX_ARGUMENTS is refused where it is rendered: opening what is beyond would only cost memory. */
+enum { MAX_MESSAGES = 65536, PART_TEXT_MAX = 1 << 30, MAX_ARGUMENTS = 8 << 20 };
 
 static enum status wrong(struct error *err, const char *at, const char *field, const char *want, const json_t *got)
 {
@@ -66,7 +67,43 @@ static enum status join_parts(json_t *message, const json_t *parts, const char *
     return s;
 }
 
-/* null and absent: a template would print "None", so it becomes "" unless the message lives by its tool calls. */
+/* Client libraries write fields that are not there as null or an empty list; templates ask "'tool_calls' in message". */
+static void drop_what_says_nothing(json_t *message)
+{
+    const char *key;
+    json_t *value;
+    void *next;
+    json_object_foreach_safe(message, next, key, value)
+        if (json_is_null(value) || (strcmp(key, "tool_calls") == 0 && json_is_array(value) && json_array_size(value) == 0))
+            json_object_del(message, key);
+}
+
+/* The API has arguments as text that holds JSON, templates print them with `tojson`: as text it would be quoted twice. What
+ * is no object (a model wrote it) stays text. Opened here, so that what it holds is marked like any text of the user's. */
+static enum status open_arguments(json_t *function, size_t *left, struct error *err)
+{
+    const json_t *text = json_object_get(function, "arguments");
+    json_t *opened = NULL;
+    if (!json_is_string(text) || json_string_length(text) > *left)
+        return STATUS_OK;
+    *left -= json_string_length(text);
+    struct error local = {0};
+    enum status s = STATUS_OK;
+    if (json_string_length(text) == 0)
+        opened = json_object();
+    else
+        s = json_in_parse(json_string_value(text), json_string_length(text), &opened, &local);
+    if (s == STATUS_BAD_REQUEST)
+        return STATUS_OK;
+    if (s == STATUS_OK && json_object_set_new(function, "arguments", opened))
+        s = error_set(&local, STATUS_OUT_OF_MEMORY, "no memory for the messages");
+    if (s != STATUS_OK && err)
+        *err = local;
+    return s;
+}
+
+/* null and absent: a template would print "None", so it becomes "". Where the message lives by its tool calls it stays absent:
+ * the template's process knows whether this one wants "" or none. */
 static enum status check_content(json_t *message, const char *at, struct error *err)
 {
     const json_t *content = json_object_get(message, "content");
@@ -74,7 +111,7 @@ static enum status check_content(json_t *message, const char *at, struct error *
         return STATUS_OK;
     if (json_is_array(content))
         return join_parts(message, content, at, err);
-    if (content && !json_is_null(content))
+    if (content)
         return wrong(err, at, ".content", "a string, null or an array of text parts", content);
     if (json_array_size(json_object_get(message, "tool_calls")) > 0)
         return STATUS_OK;
@@ -83,7 +120,7 @@ static enum status check_content(json_t *message, const char *at, struct error *
     return STATUS_OK;
 }
 
-static enum status check_message(json_t *message, const char *at, struct error *err)
+static enum status check_message(json_t *message, const char *at, size_t *arguments_left, struct error *err)
 {
     if (!json_is_object(message))
         return wrong(err, at, "", "an object", message);
@@ -103,6 +140,9 @@ static enum status check_message(json_t *message, const char *at, struct error *
         if (v && !json_is_null(v) && !json_is_string(v))
             return wrong(err, at, field, "a string", v);
     }
+    drop_what_says_nothing(message);
+    for (size_t i = 0; i < json_array_size(json_object_get(message, "tool_calls")); i++)
+        TRY(open_arguments(json_object_get(json_array_get(json_object_get(message, "tool_calls"), i), "function"), arguments_left, err));
     return check_content(message, at, err);
 }
 
@@ -111,6 +151,7 @@ enum status chat_context_check_messages(json_t *messages, struct error *err)
     size_t n = json_array_size(messages);
     if (!json_is_array(messages))
         return wrong(err, "messages", "", "an array of messages", messages);
+    size_t arguments_left = MAX_ARGUMENTS;
     if (n == 0)
         return error_param(err, STATUS_BAD_REQUEST, "messages", "invalid_value",
                            "messages is empty; at least one is needed");
@@ -120,7 +161,7 @@ enum status chat_context_check_messages(json_t *messages, struct error *err)
     for (size_t i = 0; i < n; i++) {
         char at[32];
         snprintf(at, sizeof at, "messages[%zu]", i);
-        TRY(check_message(json_array_get(messages, i), at, err));
+        TRY(check_message(json_array_get(messages, i), at, &arguments_left, err));
     }
     return STATUS_OK;
 }

@@ -370,7 +370,11 @@ static void message_content_may_be_text_null_or_text_parts(void **state)
         {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}]", STATUS_OK, "",
          "\"content\":\"a\\nb\""},
         {"[{\"role\":\"assistant\",\"content\":null}]", STATUS_OK, "", "\"content\":\"\""},
-        {"[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{}]}]", STATUS_OK, "", "\"content\":null"},
+        {"[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{}]}]", STATUS_OK, "",
+         "[{\"role\":\"assistant\",\"tool_calls\":[{}]}]"},
+        {"[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":null,\"refusal\":null}]", STATUS_OK, "",
+         "[{\"role\":\"assistant\",\"content\":\"a\"}]"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":[]}]", STATUS_OK, "", "[{\"role\":\"assistant\",\"content\":\"\"}]"},
         {"[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]", STATUS_OK, "", "\"content\":\"a\\u0000b\""},
         {"[]", STATUS_BAD_REQUEST, "messages", ""},
         {"[7]", STATUS_BAD_REQUEST, "messages[0]", ""},
@@ -392,6 +396,33 @@ static void message_content_may_be_text_null_or_text_parts(void **state)
         if (got != rows[i].want || (got != STATUS_OK && strcmp(err.param, rows[i].param)))
             fail_msg("%s: %s, param '%s'", body, status_name(got), err.param);
         if (got == STATUS_OK && !strstr(r.generate.chat_json.data, rows[i].json))
+            fail_msg("%s: %s", body, r.generate.chat_json.data);
+        request_fini(&r);
+    }
+}
+
+static void arguments_of_tool_calls_that_are_an_object_in_text_reach_the_template_as_an_object(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {
+        {"\"{\\\"b\\\": [1.5, null], \\\"a\\\": \\\"\\\\u003c|x|>\\\"}\"", "{\"b\":[1.5,null],\"a\":\"<|x|>\"}"},
+        {"\"\"", "{}"},
+        {"{\"a\":1}", "{\"a\":1}"},
+        {"\"{\\\"a\\\": 1\"", "\"{\\\"a\\\": 1\""},
+        {"\"[1]\"", "\"[1]\""},
+        {"\"north\"", "\"north\""},
+        {"7", "7"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        char body[512], want[256];
+        struct request r;
+        struct error err = {0};
+        snprintf(body, sizeof body,
+                 "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[7,{\"function\":1},{\"function\":{\"arguments\":%s}}]}]}",
+                 rows[i][0]);
+        snprintf(want, sizeof want, "[7,{\"function\":1},{\"function\":{\"arguments\":%s}}]", rows[i][1]);
+        assert_int_equal(parse(ENDPOINT_TEMPLATE, body, &r, &err), STATUS_OK);
+        if (!strstr(r.generate.chat_json.data, want))
             fail_msg("%s: %s", body, r.generate.chat_json.data);
         request_fini(&r);
     }
@@ -525,6 +556,7 @@ int main(void)
         cmocka_unit_test(too_many_biases_are_refused),
         cmocka_unit_test(tool_choice_none_hides_the_tools),
         cmocka_unit_test(message_content_may_be_text_null_or_text_parts),
+        cmocka_unit_test(arguments_of_tool_calls_that_are_an_object_in_text_reach_the_template_as_an_object),
         cmocka_unit_test(a_completion_prompt_is_text_ids_or_one_of_them),
         cmocka_unit_test(what_is_not_strict_json_is_refused_with_its_offset),
         cmocka_unit_test(deep_nesting_is_refused_before_it_is_parsed),

@@ -192,6 +192,33 @@ static void generation_blocks_and_token_texts_are_as_in_transformers(void **stat
     chat_template_close(t);
 }
 
+static void messages_of_the_api_are_given_to_a_template_as_it_knows_them(void **state)
+{
+    (void)state;
+#define CALL "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"arguments\":{\"a\":\"\xc3\xa9\",\"b\":[1]}}}]}"
+#define ARGUMENTS "{% set f = messages[0].tool_calls[0].function.arguments %}"
+    static const struct {
+        const char *source, *messages, *want;
+    } rows[] = {
+        {"{{ messages[0].role }}", "{\"role\":\"developer\",\"content\":\"\"}", "system"},
+        {"{{ messages[0].role }}<|developer_start|>", "{\"role\":\"developer\",\"content\":\"\"}", "system<|developer_start|>"},
+        {"{% if messages[0].role in ['system', 'developer'] %}{{ messages[0].role }}{% endif %}", "{\"role\":\"developer\",\"content\":\"\"}", "developer"},
+        {"{{ '\\n' + messages[0].content }}.", CALL, "\n."}, /* qwen3 */
+        {"{% if messages[0]['content'] is none %}none{% endif %}", CALL, "none"}, /* deepseek */
+        {"{% if messages[0].reasoning_content is none %}{% endif %}{{ '\\n' + messages[0].content }}.", CALL, "\n."},
+        {"{% if messages[0].content is none %}{% endif %}{{ messages[0].content | length }}", CALL, "0"}, /* ministral 3 */
+        {ARGUMENTS "{{ f | tojson }}{{ f.a }}{{ f is string }}{{ f is mapping }}", CALL, "{\"a\": \"\xc3\xa9\", \"b\": [1]}\xc3\xa9" "FalseTrue"},
+        {ARGUMENTS "{{ '<' + f + '>' }}", CALL, "<{\"a\": \"\xc3\xa9\", \"b\": [1]}>"}, /* deepseek */
+        {ARGUMENTS "{{ f }}{% for k, v in f | items %}{{ k }}{% endfor %}", CALL, "{\"a\": \"\xc3\xa9\", \"b\": [1]}ab"},
+        {"{% for m in messages %}{{ m.tool_calls }}{% endfor %}", "7,{\"tool_calls\":3},{\"tool_calls\":[4,{\"function\":5}]}", "3[4, {'function': 5}]"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct chat_template *t = open_text(rows[i].source);
+        assert_renders(t, rows[i].messages, rows[i].want);
+        chat_template_close(t);
+    }
+}
+
 /* A number of /proc/PID/status, by a format such as "VmHWM: %ld". */
 static long process_number(pid_t pid, const char *format)
 {
@@ -480,6 +507,7 @@ int main(void)
         cmocka_unit_test(a_builtin_that_wants_turns_says_so),
         cmocka_unit_test(a_template_for_tools_serves_those_who_have_some),
         cmocka_unit_test(raised_messages_come_through_and_other_errors_say_that_the_template_failed),
+        cmocka_unit_test(messages_of_the_api_are_given_to_a_template_as_it_knows_them),
         cmocka_unit_test(generation_blocks_and_token_texts_are_as_in_transformers),
         cmocka_unit_test(hostile_templates_end_in_a_bounded_error_and_the_service_lives),
         cmocka_unit_test(a_template_that_loops_only_for_some_serves_the_others),
