@@ -8,31 +8,27 @@
 
 /* --- choice ----------------------------------------------------------------------------------------------------------- */
 
-/* The best one that is not in out[0..n_taken). A NaN is never the better one, but some expert is always found. */
-static uint32_t best_left(const float *logits, uint32_t n_experts, const struct route *out, uint32_t n_taken)
+/* The best one whose bit in `taken` is not set. A NaN is never the better one, but some expert is always found. */
+static uint32_t best_left(const float *logits, uint32_t n_experts, const uint64_t *taken)
 {
     uint32_t best = n_experts;
-    for (uint32_t e = 0; e < n_experts; e++) {
-        int taken = 0;
-        if (best < n_experts && !(logits[e] > logits[best]))
-            continue;
-        for (uint32_t i = 0; i < n_taken; i++)
-            taken |= out[i].expert == e;
-        if (!taken)
+    for (uint32_t e = 0; e < n_experts; e++)
+        if ((best == n_experts || logits[e] > logits[best]) && !(taken[e / 64] >> e % 64 & 1))
             best = e;
-    }
     return best;
 }
 
 void experts_choose(const float *logits, uint32_t n_experts, uint32_t n_used, int normalise, struct route *out)
 {
+    uint64_t taken[MODEL_MAX_EXPERTS / 64] = {0};
     float max = logits[0], sum = 0, used = 0;
     for (uint32_t e = 1; e < n_experts; e++)
         max = logits[e] > max ? logits[e] : max;
     for (uint32_t e = 0; e < n_experts; e++)
         sum += math_exp_neg(logits[e] - max);
     for (uint32_t i = 0; i < n_used; i++) {
-        uint32_t e = best_left(logits, n_experts, out, i);
+        uint32_t e = best_left(logits, n_experts, taken);
+        taken[e / 64] |= 1ull << e % 64;
         out[i] = (struct route){.expert = e, .weight = math_exp_neg(logits[e] - max) / sum};
         used += out[i].weight;
     }

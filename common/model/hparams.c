@@ -38,7 +38,6 @@ static const struct arch archs[] = {
 
 enum {
     MAX_WIDTH = 1 << 24, /* any number of elements of a row: products of two fit 64 bits with room */
-    MAX_EXPERTS = 4096,
     MAX_NAME = 96,
 };
 
@@ -354,8 +353,8 @@ static enum status read_experts(const struct reader *r, struct hparams *hp)
 {
     char key[MAX_NAME];
     if (r->arch->experts == EXPERTS_ALWAYS)
-        TRY(need_u32(r, "expert_count", 1, MAX_EXPERTS, &hp->n_experts));
-    TRY(read_u32(r, "expert_count", 0, MAX_EXPERTS, &hp->n_experts));
+        TRY(need_u32(r, "expert_count", 1, MODEL_MAX_EXPERTS, &hp->n_experts));
+    TRY(read_u32(r, "expert_count", 0, MODEL_MAX_EXPERTS, &hp->n_experts));
     if (hp->n_experts == 0)
         return need_u32(r, "feed_forward_length", 1, MAX_WIDTH, &hp->n_ff);
     if (r->arch->experts == EXPERTS_NONE)

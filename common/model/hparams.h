@@ -61,7 +61,7 @@ struct arch {
     uint32_t wide_scale_layers;   /* the size, by its layers, whose scores are divided by sqrt(n_embd / n_heads); 0: none */
 };
 
-enum { MODEL_ROPES = 2, MODEL_MAX_LAYERS = 1024 };
+enum { MODEL_ROPES = 2, MODEL_MAX_LAYERS = 1024, MODEL_MAX_EXPERTS = 4096 };
 
 struct hparams {
     const struct arch *arch;

@@ -19,7 +19,7 @@ static const char usage[] =
     "  --slots N          8                       sequences at the same time\n"
     "  --kv-block N       64                      positions in a KV block: 16, 32, 64 or 128\n"
     "  --json             -                       the same for programs\n"
-    "Exit code 3: the service would refuse the file; each reason is a line.\n";
+    "Exit code 3: the service would refuse the file; each reason is a line. Weights are not read: infinite ones show at load.\n";
 
 /* --- for people ------------------------------------------------------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/base/check.h"
 #include "common/base/rand.h"
@@ -79,6 +80,26 @@ static void a_row_of_nan_still_goes_to_different_experts(void **state)
         seen |= 1u << routes[r].expert;
     }
     assert_int_equal(seen, 31);
+}
+
+/* Of a file that wants all of the most experts there may be: some 10^7 steps, not 10^10. */
+static void the_most_experts_are_ordered_in_no_time(void **state)
+{
+    (void)state;
+    static float logits[MODEL_MAX_EXPERTS];
+    static struct route routes[MODEL_MAX_EXPERTS];
+    static uint8_t seen[MODEL_MAX_EXPERTS];
+    for (uint32_t i = 0; i < MODEL_MAX_EXPERTS; i++)
+        logits[i] = (float)(rand_at(1, i) % 1000) / 100;
+    const clock_t before = clock();
+    experts_choose(logits, MODEL_MAX_EXPERTS, MODEL_MAX_EXPERTS, 1, routes);
+    assert_true(clock() - before < 2 * CLOCKS_PER_SEC);
+    for (uint32_t i = 0; i < MODEL_MAX_EXPERTS; i++) {
+        const struct route *r = &routes[i];
+        assert_int_equal(seen[r->expert]++, 0);
+        assert_true(i == 0 || logits[r->expert] < logits[r[-1].expert] ||
+                    (logits[r->expert] == logits[r[-1].expert] && r->expert > r[-1].expert));
+    }
 }
 
 /* --- whole models --------------------------------------------------------------------------------------------------------- */
@@ -152,6 +173,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_best_experts_come_first_and_of_equals_the_lower_index),
         cmocka_unit_test(weights_are_those_of_the_softmax_over_all_or_over_the_chosen),
+        cmocka_unit_test(the_most_experts_are_ordered_in_no_time),
         cmocka_unit_test(a_row_of_nan_still_goes_to_different_experts),
         cmocka_unit_test(a_row_has_the_same_bits_whatever_runs_beside_it),
     };
