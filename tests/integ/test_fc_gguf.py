@@ -210,15 +210,20 @@ def fc_57_byte_tokens_dimensions_and_duplicates():
 @case("full", seconds=60)
 def fc_53_a_service_refuses_them_with_one_line_and_its_exit_code():
     file = GgufFile.llama()
-    file.bytes()
+    whole = file.bytes()
+    data = (file.table_end + 31) // 32 * 32
+    nan = whole[:data + 4] + struct.pack("<f", float("nan")) + whole[data + 8:]
     with tempfile.TemporaryDirectory(prefix="sluice-gguf-") as folder:
         path = os.path.join(folder, "hostile.gguf")
-        for field, value in (("blk.0.attn_q.weight.offset", 1 << 40), ("n_kv", 2 ** 63)):
+        for said, hostile in (("hostile.gguf", file.patched("blk.0.attn_q.weight.offset", 1 << 40)),
+                              ("hostile.gguf", file.patched("n_kv", 2 ** 63)),
+                              (f"(F32): row 0, at byte {data}, holds a value that is infinite or not a number", nan)):
             with open(path, "wb") as f:
-                f.write(file.patched(field, value))
-            with Service(stages=2, model=path, mpi=False, wait=False) as s:
+                f.write(hostile)
+            # One layer is one stage.
+            with Service(stages=1 if hostile is nan else 2, model=path, mpi=False, wait=False) as s:
                 s.wait_exit(3, 30)
-                lines = [line for line in s.log().splitlines() if "hostile.gguf" in line and "byte" in line]
+                lines = [line for line in s.log().splitlines() if said in line and "byte" in line]
                 assert lines, s.log()
 
 
