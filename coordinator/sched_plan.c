@@ -41,7 +41,7 @@ static void plan_cold(const struct sched *s, const struct sched_survey *v, struc
     sched__add_pieces(s, v, b, out);
 }
 
-/* What add_pieces changes. */
+/* What sched__add_pieces changes. */
 struct before {
     struct cost_shape shape;
     uint32_t n_runs;

@@ -41,7 +41,7 @@ struct sequence {
     uint32_t ids_from;   /* the first of them that is known */
     uint64_t run_tick;   /* of its newest run, which was run number last_run of that plan */
     uint32_t last_run;
-    uint32_t n_notes;    /* ever made; note i lies at i % max_notes */
+    uint32_t n_notes;    /* ever made; note i lies at i % n_notes of the limits */
     struct sample_note *notes;
 };
 

@@ -3,7 +3,7 @@
 
 #include "common/model/gguf_impl.h"
 
-/* Walks the file once, front to back. Nothing is read before reader_take has said that it is there. */
+/* Walks the file once, front to back. Nothing is read before take has said that it is there. */
 struct reader {
     struct gguf *g;
     uint64_t at;

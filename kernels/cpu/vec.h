@@ -100,7 +100,6 @@ INLINE float vec_max_lane(vec v)
 #define vec_div VEC_PS(div)
 #define vec_max VEC_PS(max)
 #define vec_fma VEC_PS(fmadd)   /* a*b + c */
-#define vec_fnma VEC_PS(fnmadd) /* c - a*b */
 
 INLINE vec vec_exp2_neg(vec x)
 {

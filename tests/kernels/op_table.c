@@ -182,7 +182,7 @@ static double matmul3_flops(const struct op_shape *s)
     return 3 * matmul_flops(s);
 }
 
-/* --- activations: x, and the int8 form seen through a product (done by run_acts_product) ------------------------------- */
+/* --- activations: x, and the int8 form seen through a product (acts_output) ------------------------------- */
 
 static void acts_create(struct op *op)
 {

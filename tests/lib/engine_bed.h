@@ -93,7 +93,7 @@ struct bed_request {
     uint32_t attempt;
     int no_cache, batch;
     atomic_int mute;       /* its client reads nothing while set */
-    /* what came; read it after bed_wait, or under engine_bed_lock */
+    /* what came; read it after bed_wait: sinks write under the bed's lock */
     struct engine_bed *bed;
     struct request *request;
     uint32_t ids[BED_MAX_IDS], n_ids, n_events, n_accepted, n_done, n_finished, n_released;

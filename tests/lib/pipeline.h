@@ -22,7 +22,7 @@ struct pipeline_options {
     uint32_t n_layers, first_layer[PIPELINE_MAX_STAGES]; /* first_layer[1] == 0: cut evenly */
     uint32_t slots, context, kv_block, n_blocks, max_rows, stuck_ms, window;
     size_t mem_capacity; /* of an in-process link; 0: what it asks for */
-    uint32_t absent;     /* bit i: stage i has a port but no worker; the test plays it (pipeline_form_as) */
+    uint32_t absent;     /* bit i: stage i has a port but no worker; the test plays it (pipeline_raise_epoch_as) */
     /* Makes the compute of a stage; may be called from the thread of its worker. */
     enum status (*create)(void *ctx, uint32_t stage, struct compute **out, struct error *err);
     void *ctx;

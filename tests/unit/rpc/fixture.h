@@ -29,7 +29,7 @@ struct fixture {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* Server side. */
-    struct generate_call *call; /* the last one; retained until fixture_stop or call_drop */
+    struct generate_call *call; /* the last one; retained until fixture_stop or fixture_drop_call */
     int n_generate, n_closed, trusted;
     int64_t closed_ns;
     struct generate_request request; /* texts copied into `texts` */
