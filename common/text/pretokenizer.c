@@ -67,6 +67,7 @@ static const struct rule rules[] = {
     {"qwen2", 0, 0, {WORDS("\\p{N}")}},
     {"llama-bpe", 1, 1, {WORDS("\\p{N}{1,3}")}},
     {"dbrx", 0, 0, {WORDS("\\p{N}{1,3}")}},
+    {"glm4", 1, 0, {WORDS("\\p{N}{1,3}")}},
     {"tekken", 1, 1, {TEKKEN}},
     {"deepseek-llm", 0, 0, {"[\\r\\n]", SP "?[" CASED_LETTERS "]+", SP "?" DEEPSEEK_SIGNS, SP_AT_END, CJK, "\\p{N}"}},
     {"deepseek-coder", 0, 0, {"[\\r\\n]", SP "?\\p{L}+", SP "?\\p{P}+", CJK, "\\p{N}"}},
@@ -79,7 +80,7 @@ static const struct {
 } aliases[] = {
     {"llama3", "llama-bpe"},      {"llama-v3", "llama-bpe"},   {"falcon3", "llama-bpe"},     {"falcon-h1", "llama-bpe"},
     {"pixtral", "llama-bpe"},     {"midm-2.0", "llama-bpe"},   {"lfm2", "llama-bpe"},        {"smaug-bpe", "dbrx"},
-    {"glm4", "dbrx"},             {"chatglm-bpe", "dbrx"},     {"deepseek-r1-qwen", "qwen2"}, {"stablelm2", "qwen2"},
+    {"glm5", "glm4"},             {"chatglm-bpe", "dbrx"},     {"deepseek-r1-qwen", "qwen2"}, {"stablelm2", "qwen2"},
     {"megrez", "qwen2"},          {"hunyuan", "qwen2"},        {"kormo", "qwen2"},           {"solar-open", "qwen2"},
     {"grok-2", "qwen2"},          {"phi-2", "gpt-2"},          {"mpt", "gpt-2"},             {"olmo", "gpt-2"},
     {"jais", "gpt-2"},            {"exaone4", "gpt-2"},        {"gigachat", "gpt-2"},        {"a.x-4.0", "gpt-2"},

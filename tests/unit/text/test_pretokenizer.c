@@ -153,7 +153,8 @@ static void the_habits_that_come_with_a_name_are_its_own(void **state)
     static const struct {
         const char *name;
         int whole_words, adds_bos;
-    } habits[] = {{"tekken", 1, 1}, {"llama-v3", 1, 1}, {"smaug-bpe", 0, 0}, {"chatglm-bpe", 0, 0}, {"deepseek-llm", 0, 0}, {"qwen2", 0, 0}};
+    } habits[] = {{"tekken", 1, 1}, {"llama-v3", 1, 1}, {"smaug-bpe", 0, 0}, {"chatglm-bpe", 0, 0}, {"glm4", 1, 0}, {"glm5", 1, 0},
+                  {"deepseek-llm", 0, 0}, {"qwen2", 0, 0}};
     for (size_t i = 0; i < ARRAY_LEN(habits); i++) {
         struct pretokenizer *p;
         struct text name = {habits[i].name, strlen(habits[i].name)};
