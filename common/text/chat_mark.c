@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/check.h"
 #include "common/text/tokenizer.h"
 #include "common/text/utf8.h"
 
@@ -164,10 +165,35 @@ static enum status write_string(const char *text, size_t len, struct buf *out)
     return buf_append(out, "\"", 1);
 }
 
+/* Keys that templates look up by name, and roles that they compare: a control token that could start in one ("t" in "content")
+ * must not rename it. Whoever prints such a word, the template's author chose it and no user did. */
+static int is_fixed(const char *text, size_t len, int is_role)
+{
+    static const char *const keys[] = {"messages", "role", "content", "name", "tool_calls", "tool_call_id", "id", "type",
+                                       "function", "arguments", "tools", "parameters", "description", "documents", "title",
+                                       "text", "reasoning_content", "reasoning_effort", "enable_thinking", "add_generation_prompt"};
+    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool", "function"};
+    const char *const *words = is_role ? roles : keys;
+    for (size_t i = 0; i < (is_role ? ARRAY_LEN(roles) : ARRAY_LEN(keys)); i++)
+        if (strlen(words[i]) == len && memcmp(words[i], text, len) == 0)
+            return 1;
+    return 0;
+}
+
+/* Behind a string: it is the key of a member. */
+static int is_key(const struct scanner *in)
+{
+    size_t at = in->at;
+    while (at < in->len && memchr(" \t\r\n", in->json[at], 4))
+        at++;
+    return at < in->len && in->json[at] == ':';
+}
+
 /* Strings are rewritten, everything between them is copied: numbers stay as they are, and whether the whole is JSON is
  * for the one who reads it. Outside strings JSON has no quotes, so both see the same strings. */
 static enum status rewrite(const struct special *s, struct scanner *in, struct buf *text, struct buf *marked, struct buf *out)
 {
+    int of_role = 0; /* the string before was the key "role" */
     while (in->at < in->len) {
         const char *quote = memchr(in->json + in->at, '"', in->len - in->at);
         size_t n = quote ? (size_t)(quote - in->json) - in->at : in->len - in->at;
@@ -180,8 +206,12 @@ static enum status rewrite(const struct special *s, struct scanner *in, struct b
         buf_clear(marked);
         TRY(buf_text(text, ""));
         TRY(read_string(in, text));
-        TRY(chat_mark_text(s, text->data, text->len, marked));
-        TRY(write_string(marked->data, marked->len, out));
+        int key = is_key(in), fixed = (key || of_role) && is_fixed(text->data, text->len, !key);
+        of_role = key && text->len == 4 && memcmp(text->data, "role", 4) == 0;
+        if (!fixed)
+            TRY(chat_mark_text(s, text->data, text->len, marked));
+        const struct buf *written = fixed ? text : marked;
+        TRY(write_string(written->data, written->len, out));
     }
     return STATUS_OK;
 }

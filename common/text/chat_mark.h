@@ -2,7 +2,8 @@
  *
  * Purpose    Every string of the context, keys too, loses the marks that the user sent and gets one at each place where
  *            a control token could start: at each of its names, and where the string ends in the beginning of one, so
- *            that two strings which a template joins (trimmed or not) make none either.
+ *            that two strings which a template joins (trimmed or not) make none either. The API's own keys and roles stay
+ *            as they are, whatever the vocabulary calls its control tokens.
  *            A limit that stays: a template that itself rewrites text (lower, replace, a cut inside a name) may still
  *            build a name, and one that asks whether content starts with a control token's name sees the mark first.
  * Ownership  The result is appended to the caller's buf.

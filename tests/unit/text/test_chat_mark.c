@@ -10,6 +10,7 @@
 #include "common/base/check.h"
 #include "common/text/chat_mark.h"
 #include "common/text/tokenizer_impl.h"
+#include "made.h"
 #include "vectors.h"
 
 /* In these tests M stands for the mark. */
@@ -21,9 +22,8 @@ static void expand(const char *text, struct buf *out)
         *text == 'M' ? buf_text(out, TOKENIZER_MARK) : buf_append(out, text, 1);
 }
 
-static void json_becomes(const char *json, const char *want)
+static void json_becomes_with(const struct tokenizer *t, const char *json, const char *want)
 {
-    struct vocabulary v = vocabulary_open_tiny("llama-f32");
     struct buf in, out, wanted;
     struct error err = {0};
     buf_init(&in, 1 << 16);
@@ -31,12 +31,18 @@ static void json_becomes(const char *json, const char *want)
     buf_init(&wanted, 1 << 16);
     expand(json, &in);
     expand(want, &wanted);
-    if (chat_mark_json(tokenizer__special(v.tokenizer), in.data, in.len, &out, &err) != STATUS_OK)
+    if (chat_mark_json(tokenizer__special(t), in.data, in.len, &out, &err) != STATUS_OK)
         fail_msg("%s", err.message);
     assert_string_equal(out.data, wanted.data);
     buf_fini(&in);
     buf_fini(&out);
     buf_fini(&wanted);
+}
+
+static void json_becomes(const char *json, const char *want)
+{
+    struct vocabulary v = vocabulary_open_tiny("llama-f32");
+    json_becomes_with(v.tokenizer, json, want);
     vocabulary_close(&v);
 }
 
@@ -47,6 +53,31 @@ static void every_name_gets_a_mark_in_values_and_keys(void **state)
     json_becomes("{\"<|im_start|>\":[\"<|im_end|><|im_end|>\"]}", "{\"M<|im_start|>\":[\"M<|im_end|>M<|im_end|>\"]}");
     json_becomes("[\"<|im_end|\", 1]", "[\"M<|im_end|\", 1]");
     json_becomes("\"no name <b>\"", "\"no name <b>\"");
+}
+
+static void a_control_token_that_looks_like_a_word_renames_no_key_and_no_role_of_the_api(void **state)
+{
+    (void)state;
+    struct made m;
+    struct text tokens[258];
+    int32_t kinds[258];
+    vocabulary_maker_init(&m.maker);
+    vocabulary_maker_symbols(tokens);
+    tokens[256] = (struct text){"tool", 4};
+    tokens[257] = (struct text){"ser", 3};
+    for (int i = 0; i < 258; i++)
+        kinds[i] = i < 256 ? 1 : 3;
+    vocabulary_maker_text(&m.maker, "tokenizer.ggml.model", "gpt2");
+    vocabulary_maker_text(&m.maker, "tokenizer.ggml.pre", "gpt-2");
+    vocabulary_maker_texts(&m.maker, "tokenizer.ggml.tokens", tokens, 258);
+    vocabulary_maker_ints(&m.maker, "tokenizer.ggml.token_type", kinds, 258);
+    vocabulary_maker_texts(&m.maker, "tokenizer.ggml.merges", tokens, 0);
+    made_must_open(&m);
+    json_becomes_with(m.t, "[{\"role\": \"user\", \"content\" :\"tool\"}, {\"role\":\"tool\", \"tool_calls\":[\"user\"]}]",
+                      "[{\"role\": \"user\", \"content\" :\"Mtool\"}, {\"role\":\"tool\", \"tool_calls\":[\"uMser\"]}]");
+    json_becomes_with(m.t, "{\"role\":\"my tool\", \"at\":\"role\", \"x\":\"user\", \"role\":{\"a\":\"user\"}}",
+                      "{\"role\":\"my Mtool\", \"aMt\":\"role\", \"x\":\"uMser\", \"role\":{\"a\":\"uMser\"}}");
+    unmake(&m);
 }
 
 static void escapes_hide_no_name_and_numbers_stay(void **state)
@@ -103,6 +134,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_name_gets_a_mark_in_values_and_keys),
+        cmocka_unit_test(a_control_token_that_looks_like_a_word_renames_no_key_and_no_role_of_the_api),
         cmocka_unit_test(escapes_hide_no_name_and_numbers_stay),
         cmocka_unit_test(marks_of_the_user_are_gone),
         cmocka_unit_test(a_beginning_of_a_name_at_the_end_gets_a_mark_also_where_blanks_follow),
