@@ -18,7 +18,7 @@
 #endif
 
 enum {
-    CHUNK = 24,      /* blocks of a strip unpacked at a time: 15 KiB */
+    CHUNK = 32,      /* blocks of a strip unpacked at a time: 20 KiB */
     GROUP_ROWS = 4,  /* rows in registers */
     AHEAD = 2048,    /* bytes to fetch before they are needed */
 };
@@ -294,7 +294,7 @@ INLINE void dot_rows(enum tensor_type type, int n_rows, const struct unpacked *u
         }
 #else
     const __m256i one = _mm256_set1_epi16(1);
-    const int most = quads_fit(type), fit = most > 4 ? 4 : most; /* 4 though 8 would fit: 12 % faster on Zen 3 */
+    const int fit = quads_fit(type);
     __m256i s[GROUP_ROWS][2];
     UNROLL
     for (int j = 0; j < n; j++) {
