@@ -91,7 +91,7 @@ static enum status check_limits(struct admission *a, const struct admission_item
     if (n_all >= a->capacity)
         return refuse(err, STATUS_QUEUE_FULL, admission__promise_place(a, 1), "too many requests are here", n_all, a->capacity);
     int starts = may_start && !admission_next(a) && !(c && admission__held(a, c));
-    if (item->resumed || starts)
+    if (item->resumed || item->sibling || starts)
         return STATUS_OK;
     if (l->client_queue && mine >= l->client_queue)
         return refuse(err, STATUS_CLIENT_LIMIT, admission__promise_client(a, c), "this client has too many requests waiting",

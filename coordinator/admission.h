@@ -46,6 +46,7 @@ struct admission_item {
     uint32_t n_answer_max;
     int batch;               /* the class: 0 interactive */
     int resumed;             /* was admitted before: passes every cap (design.md) and is not charged for its prompt again */
+    int sibling;             /* another answer to a request of which one is here: was let in with it, passes the bounds of the queue */
     int64_t deadline_ns;     /* at push and park: the request's own, 0: none. Where it waits: that or, if it is not resumed and
                                 that is earlier, the end of the longest wait */
     int64_t arrived_ns;      /* set by push */

@@ -219,6 +219,7 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
         .n_prompt = r->n_prompt,
         .n_answer_max = r->answer_limit,
         .resumed = r->resumed,
+        .sibling = engine__has_sibling(e, r),
         .deadline_ns = r->goes_first ? 0 : r->deadline_ns, /* engine__expire ends those that have begun */
     };
     int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 && !e->n_parked && !e->n_starved &&

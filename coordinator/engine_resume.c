@@ -40,9 +40,15 @@ static struct request *living(struct engine *e, const struct resume_token *t)
     return NULL;
 }
 
+int engine__has_sibling(struct engine *e, const struct request *r)
+{
+    static const struct resume_token none;
+    return memcmp(r->sibling.mac, none.mac, sizeof none.mac) != 0 && living(e, &r->sibling);
+}
+
 int engine__is_part_of_running(struct engine *e, const struct request *r)
 {
-    return living(e, &r->sibling) || (r->resumed && living(e, &r->token));
+    return engine__has_sibling(e, r) || (r->resumed && living(e, &r->token));
 }
 
 enum status engine__take_over(struct engine *e, struct request *r, int64_t now, struct error *err)

@@ -436,6 +436,30 @@ static void a_parked_request_stands_at_the_head_of_its_clients_queue(void **stat
     admission_destroy(a);
 }
 
+static void the_other_answers_to_a_request_that_was_let_in_pass_the_bounds_of_the_queue(void **state)
+{
+    (void)state;
+    struct admission_limits l = {.queue_requests = 2, .queue_tokens = 100, .queue_wait_ns = 10 * NS_PER_S, .n_slots = 1,
+                                 .client_queue = 1};
+    struct admission *a = with(&l);
+    struct admission_item first = item(1, 90), others[3] = {item(1, 90), item(1, 90), item(1, 90)}, own = item(1, 1), more = item(2, 1);
+    assert_int_equal(admission_push(a, &first, 1, 1, NULL), STATUS_OK);
+    admission_start(a, &first, 90);
+    for (int k = 0; k < 3; k++) {
+        others[k].sibling = 1;
+        assert_int_equal(admission_push(a, &others[k], 0, 2 + k, NULL), STATUS_OK);
+    }
+    assert_int_equal(admission_push(a, &own, 0, 5, NULL), STATUS_CLIENT_LIMIT); /* they wait like all others, and count */
+    assert_int_equal(admission_push(a, &more, 0, 5, NULL), STATUS_QUEUE_FULL);
+    admission_finish(a, &first);
+    for (int k = 0; k < 3; k++) {
+        assert_ptr_equal(admission_next(a), &others[k]);
+        admission_start(a, &others[k], 90);
+        admission_finish(a, &others[k]);
+    }
+    admission_destroy(a);
+}
+
 static void reading_again_after_a_preemption_is_not_charged(void **state)
 {
     (void)state;
@@ -673,6 +697,7 @@ int main(void)
         cmocka_unit_test(batch_gets_a_small_part_and_is_never_starved),
         cmocka_unit_test(a_single_batch_request_does_not_pass_those_in_front_of_it),
         cmocka_unit_test(a_parked_request_stands_at_the_head_of_its_clients_queue),
+        cmocka_unit_test(the_other_answers_to_a_request_that_was_let_in_pass_the_bounds_of_the_queue),
         cmocka_unit_test(reading_again_after_a_preemption_is_not_charged),
         cmocka_unit_test(a_cancelled_parked_request_gives_back_what_it_prepaid),
         cmocka_unit_test(those_whose_client_has_all_its_slots_rank_last),

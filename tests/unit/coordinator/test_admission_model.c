@@ -190,7 +190,7 @@ static enum status push(struct plain *p, int i, const struct admission_item *in,
             first++;
             tokens += p->item[k].n_prompt;
         }
-    if (!in->resumed && !(may_start && next(p) < 0 && !held(p, (int)in->client))) {
+    if (!in->resumed && !in->sibling && !(may_start && next(p) < 0 && !held(p, (int)in->client))) {
         if (l->client_queue && count(p, WAITING, (int)in->client, -1) >= l->client_queue)
             return STATUS_CLIENT_LIMIT;
         if (first >= l->queue_requests || (first > 0 && tokens > l->queue_tokens))
@@ -288,7 +288,7 @@ static void step_outside(struct plain *p, struct admission *a, struct admission_
     struct error err;
     item[i] = (struct admission_item){.client = (r >> 8) % N_CLIENTS, .batch = (r >> 16) % 4 == 0,
                                       .n_prompt = (uint32_t)(r >> 24) % 64, .n_answer_max = (uint32_t)(r >> 32) % 32,
-                                      .resumed = (r >> 40) % 8 == 0, .deadline_ns = (r >> 44) % 4 ? 0 : now + 20};
+                                      .resumed = (r >> 40) % 8 == 0, .sibling = (r >> 50) % 8 == 0, .deadline_ns = (r >> 44) % 4 ? 0 : now + 20};
     const struct admission_item in = item[i];
     int may_start = (r >> 48) % 2;
     enum status s = push(p, i, &in, may_start, now);
