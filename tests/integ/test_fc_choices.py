@@ -77,6 +77,19 @@ def fc_32_several_answers_outlive_their_gateways():
         s.assert_quiet()
 
 
+@case("full", seconds=30)
+def fc_05_answers_whose_request_runs_are_not_refused_by_a_queue_that_filled():
+    """The others are asked for after the first token of the first; by then another client has taken the last place."""
+    with Service(stages=1, slots=1, costs=(200000, 50, 100), flags=["--queue-requests", "1", "--client-queue", "1"]) as s:
+        p, other = ids(20, 330), ids(20, 331)
+        c = start(s, p, 3, 2, key="a")
+        wait_for(lambda: s.status()["slots"][0]["state"] != "free", 5, "its first answer has the slot")
+        d = start(s, other, 3, 1, key="b")
+        check(c, p, 3, 2)
+        check(d, other, 3, 1)
+        s.assert_quiet()
+
+
 @case("full", seconds=60)
 def fc_33_who_leaves_or_is_refused_takes_all_answers_along():
     with Service(stages=2, slots=2, flags=["--queue-requests", "4"]) as s:
