@@ -102,14 +102,18 @@ def fc_33_who_leaves_or_is_refused_takes_all_answers_along():
         # More than slots and queue ever hold.
         c = start(s, p, 400, 7).finish_up(20)
         assert c.status == 400 and c.error["param"] == "n", c.describe()
-        # More than they hold now: one is refused, so the request is; nothing of it stays.
+        # More than they hold now: its first answer is taken, so all are.
         other = s.call(ids(8, 330), 600, key="other")
         other.wait_tokens(2)
-        c = start(s, p, 400, 6, stream=False).finish_up(20)
-        assert c.status == 503 and c.error["retryable"] is True and c.retry_after(), c.describe()
-        s.wait_requests(decoding=1, queued=0, reading=0)
-        c = start(s, p, 400, 6).finish_up(20)
-        assert c.status == 200 and c.error["retryable"] is True and not c.done and not c.finishes, c.describe()
+        check(start(s, p, 40, 6, stream=False), p, 40, 6)
+        # No place for the first one: the request is refused, nothing of it stays.
+        waiting = start(s, p, 100, 5, key="waiting")
+        s.wait_requests(decoding=2, queued=4)
+        for stream in (True, False):
+            c = start(s, p, 400, 2, stream=stream, key="late").finish_up(20)
+            assert c.status == 503 and c.error["retryable"] is True and c.retry_after(), c.describe()
+        s.wait_requests(decoding=2, queued=4)
+        check(waiting, p, 100, 5)
         other.finish_up(20).assert_reference(ids(8, 330), 600)
         # The prompt is read once: the others find it in the cache.
         s.assert_quiet()
