@@ -164,8 +164,8 @@ void engine__park(struct engine *e, struct request *r, int64_t now); /* loses sl
 void engine__cancel_flagged(struct engine *e);
 
 /* engine_resume.c */
-/* Another answer to its request runs, or its own earlier attempt: who drains lets those finish. */
 int engine__has_sibling(struct engine *e, const struct request *r); /* another answer to the same request is here */
+/* That, or its own earlier attempt: who drains lets those finish. */
 int engine__is_part_of_running(struct engine *e, const struct request *r);
 void engine__known(struct engine *e, struct request *r);   /* accepted: a later attempt may take it over, until engine__end */
 /* May a resumed request go on here? An earlier attempt that lives ends; a later one is in its way. */

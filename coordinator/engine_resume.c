@@ -29,9 +29,12 @@ void engine__known(struct engine *e, struct request *r)
     list_push_back(list_of(e, &r->token), &r->by_token);
 }
 
-/* A token names its request: id, client and all that it asks for. */
+/* A token names its request: id, client and all that it asks for. All 0 names none. */
 static struct request *living(struct engine *e, const struct resume_token *t)
 {
+    static const struct resume_token none;
+    if (memcmp(t->mac, none.mac, sizeof none.mac) == 0)
+        return NULL;
     LIST_EACH(it, list_of(e, t)) {
         struct request *other = LIST_ENTRY(it, struct request, by_token);
         if (memcmp(other->token.mac, t->mac, sizeof t->mac) == 0)
@@ -42,8 +45,7 @@ static struct request *living(struct engine *e, const struct resume_token *t)
 
 int engine__has_sibling(struct engine *e, const struct request *r)
 {
-    static const struct resume_token none;
-    return memcmp(r->sibling.mac, none.mac, sizeof none.mac) != 0 && living(e, &r->sibling);
+    return living(e, &r->sibling) != NULL;
 }
 
 int engine__is_part_of_running(struct engine *e, const struct request *r)

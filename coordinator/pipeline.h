@@ -10,7 +10,8 @@
  *            3. Whatever carries another session or epoch changes nothing but a counter.
  *            4. RUNNING means: every stage is READY in this epoch, and a tick has passed all of them.
  *            5. Only who is to blame is told to end: stuck in a tick, late at several epoch steps, the end of several epochs in a
- *               row by protocol errors, or loaded as what it was not assigned. One that is only silent may wake, and is used again; a link that breaks costs an epoch, no process.
+ *               row by protocol errors, or loaded as what it was not assigned. One that is only silent may wake, and is used
+ *               again; a link that breaks costs an epoch, no process.
  * Errors     PIPELINE (not RUNNING), FULL (window).
  *
  *            all LOADED, back-off over       all ACK           all READY          its result

@@ -129,6 +129,12 @@ uint64_t memory_mappable(const char *root)
     return limit.rlim_cur > mapped ? limit.rlim_cur - mapped : 1;
 }
 
+uint64_t memory_within_limit(uint64_t room)
+{
+    const uint64_t mappable = memory_mappable("");
+    return mappable != UINT64_MAX && (room == 0 || mappable < room) ? mappable : room;
+}
+
 enum status memory_map(size_t bytes, struct memory_region *out, struct error *err)
 {
     size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 4096;

@@ -19,6 +19,8 @@
 uint64_t memory_available(const char *root);
 /* Bytes that this process may still map under its own limit (ulimit -v); UINT64_MAX: it has none. Never 0. */
 uint64_t memory_mappable(const char *root);
+/* Of `room` bytes those that this process may map; 0: nobody knows the room, and its own limit is all there is to go by. */
+uint64_t memory_within_limit(uint64_t room);
 
 struct memory_region {
     uint8_t *data; /* aligned to 2 MiB when larger, zeroed */

@@ -101,11 +101,8 @@ static struct kv_meaning kv_meaning(const struct model_compute *m, const struct 
 /* Stages that start together load one after the other or side by side: each may take its share of what was free before. */
 static uint64_t free_bytes(const struct model_compute *m)
 {
-    const uint64_t now = memory_available(""), mappable = memory_mappable("");
-    uint64_t room = m->restarted || now < m->share_bytes ? now : m->share_bytes;
-    if (m->memory_bytes)
-        room = m->memory_bytes;
-    return mappable != UINT64_MAX && (room == 0 || mappable < room) ? mappable : room;
+    const uint64_t now = memory_available(""), share = m->restarted || now < m->share_bytes ? now : m->share_bytes;
+    return memory_within_limit(m->memory_bytes ? m->memory_bytes : share);
 }
 
 static enum status plan_memory(struct model_compute *m, const struct msg_assign *a, struct load_plan *p, struct error *err)

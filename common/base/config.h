@@ -31,26 +31,26 @@ enum program {
     X(model, TEXT, "model", 11, NULL, 0, 0, NULL, "GGUF file")                                                                    \
     X(model_name, TEXT, "model-name", 9, NULL, 0, 0, NULL, "names it answers to, A,B (default: the file's name)")                 \
     X(stages, INT, "stages", 9, "1", 1, 64, NULL, "number of stages")                                                             \
-    X(stage, INT, "stage", 2, "auto", 0, 63, NULL, "which stage this is (auto: the coordinator says)")                                                            \
+    X(stage, INT, "stage", 2, "auto", 0, 63, NULL, "which stage this is (auto: the coordinator says)")                            \
     X(grpc, TEXT, "grpc", 9, "127.0.0.1:7411", 0, 0, NULL, "HOST:PORT where the coordinator listens")                             \
     X(http, TEXT, "http", 12, "127.0.0.1:8080", 0, 0, NULL, "HOST:PORT where the gateway listens")                                \
     X(coordinator, TEXT, "coordinator", 6, NULL, 0, 0, NULL, "HOST:PORT of the coordinator")                                      \
     X(data, TEXT, "data", 10, "auto", 0, 0, NULL, "HOST[:PORT] where a stage takes its link")                                     \
     X(token_file, TEXT, "token-file", 15, NULL, 0, 0, NULL, "file with the secret between processes")                             \
-    X(tls_cert, TEXT, "tls-cert", 15, NULL, 0, 0, NULL, "PEM certificate (chain): HTTPS at the gateway; with --tls-ca gRPC too")    \
+    X(tls_cert, TEXT, "tls-cert", 15, NULL, 0, 0, NULL, "PEM certificate (chain): HTTPS at the gateway; with --tls-ca gRPC too")  \
     X(tls_key, TEXT, "tls-key", 15, NULL, 0, 0, NULL, "PEM private key of --tls-cert, without a passphrase")                      \
     X(tls_ca, TEXT, "tls-ca", 15, NULL, 0, 0, NULL, "PEM CA: processes show each other certificates; links are encrypted")        \
     X(drain_ms, INT, "drain-ms", 13, "30000", 0, 3600000, NULL, "longest drain on SIGTERM")                                       \
     X(restart_delay_ms, INT, "restart-delay-ms", 8, "100", 0, 60000, NULL, "wait before a process is restarted")                  \
     X(restarts, INT, "restarts", 8, "10", 0, 1000000, NULL, "restarts of one process in ten minutes")                             \
-    X(detach, SWITCH, "detach", 8, "off", 0, 0, NULL, "mpirun returns when it serves; the processes stay")                         \
+    X(detach, SWITCH, "detach", 8, "off", 0, 0, NULL, "mpirun returns when it serves; the processes stay")                        \
     X(join, TEXT, "join", 8, NULL, 0, 0, NULL, "HOST:PORT of a running coordinator: one stage for it, instead of a lost one")     \
     X(pid_file, TEXT, "pid-file", 8, NULL, 0, 0, NULL, "pid of this launcher; rank R > 0: FILE.R (detached: sluice.pid)")         \
     X(log_file, TEXT, "log-file", 8, "sluice.log", 0, 0, NULL, "where a detached service logs")                                   \
     X(slots, INT, "slots", 9, "8", 1, 4096, NULL, "sequences in ticks at the same time")                                          \
     X(context, INT, "context", 9, "auto", 16, 16777216, NULL, "most positions of one sequence (default: the model's)")            \
     X(kv_mib, INT, "kv-mib", 9, "auto", 1, 16777216, NULL, "KV pool of a stage in MiB (auto: slots x context, at most half of what is free)") \
-    X(kv_type, CHOICE, "kv-type", 9, "f16", 0, 0, "f16|q8_0", "type of keys and values; q8_0 is not built yet")                                          \
+    X(kv_type, CHOICE, "kv-type", 9, "f16", 0, 0, "f16|q8_0", "type of keys and values; q8_0 is not built yet")                   \
     X(kv_block, INT, "kv-block", 9, "64", 16, 128, NULL, "positions in a block: 16, 32, 64 or 128")                               \
     X(kv_blocks, INT, "kv-blocks", 9, "auto", 1, 1 << 24, NULL, "blocks in the pool, instead of --kv-mib")                        \
     X(piece_max, INT, "piece-max", 9, "auto", 1, 4096, NULL, "longest prompt piece in tokens")                                    \
@@ -66,15 +66,15 @@ enum program {
     X(max_answer_tokens, INT, "max-answer-tokens", 9, "auto", 1, 16777216, NULL, "server cap on an answer (default: the context)") \
     X(write_stall_ms, INT, "write-stall-ms", 13, "10000", 100, 3600000, NULL, "a client that reads nothing for so long is dropped") \
     X(split, TEXT, "split", 9, "auto", 0, 0, NULL, "auto, or the first layers of stages 1..S-1: K1,K2,...")                       \
-    X(backend, CHOICE, "backend", 10, "auto", 0, 0, "auto|cpu|cuda|ref", "kernels of a stage; cuda is not built yet")                                    \
+    X(backend, CHOICE, "backend", 10, "auto", 0, 0, "auto|cpu|cuda|ref", "kernels of a stage; cuda is not built yet")             \
     X(isa, CHOICE, "isa", 10, "auto", 0, 0, "auto|portable|avx2|avxvnni|avx512|amx", "instruction set of the cpu backend; all give the same bits") \
-    X(device, INT, "device", 10, "0", 0, 255, NULL, "GPU of a stage; nothing to a CPU")                                                             \
+    X(device, INT, "device", 10, "0", 0, 255, NULL, "GPU of a stage; nothing to a CPU")                                           \
     X(threads, TEXT, "threads", 10, "auto", 0, 0, NULL, "compute threads: N for every stage, or N0,N1,... by stage")              \
-    X(link, CHOICE, "link", 10, "auto", 0, 0, "auto|unix|tcp|nccl", "activation transport; nccl is not built yet")                                       \
+    X(link, CHOICE, "link", 10, "auto", 0, 0, "auto|unix|tcp|nccl", "activation transport; nccl is not built yet")                \
     X(heartbeat_ms, INT, "heartbeat-ms", 15, "300", 20, 60000, NULL, "heartbeat interval; lost after four missed")                \
     X(stuck_ms, INT, "stuck-ms", 15, "10000", 100, 3600000, NULL, "longest time without progress while heartbeats live")          \
     X(recovery_timeout_ms, INT, "recovery-timeout-ms", 13, "120000", 100, 3600000, NULL, "how long requests wait for a lost process") \
-    X(exact, SWITCH, "exact", 11, "on", 0, 0, NULL, "row-invariant kernels only; on CPUs all are")                                                 \
+    X(exact, SWITCH, "exact", 11, "on", 0, 0, NULL, "row-invariant kernels only; on CPUs all are")                                \
     X(max_body_mib, INT, "max-body-mib", 13, "64", 1, 1024, NULL, "largest HTTP body and gRPC message")                           \
     X(metrics_aliases, CHOICE, "metrics-aliases", 12, "none", 0, 0, "none|vllm", "a second set of metric names")                  \
     X(api_keys, TEXT, "api-keys", 12, NULL, 0, 0, NULL, "file of HTTP keys, lines `name sha256:HEX`")                             \

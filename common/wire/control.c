@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "common/base/check.h"
+
 const char *assign_difference(const struct msg_assign *a, const struct msg_assign *b)
 {
     const struct {
@@ -22,7 +24,7 @@ const char *assign_difference(const struct msg_assign *a, const struct msg_assig
         {"stuck_ms", a->stuck_ms, b->stuck_ms},
         {"window", a->window, b->window},
     };
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++)
         if (fields[i].a != fields[i].b)
             return fields[i].name;
     return strncmp(a->kv_type, b->kv_type, sizeof a->kv_type) == 0 ? NULL : "kv_type";

@@ -118,12 +118,9 @@ static void size_stage(struct model_report *r, const struct model_options *o, co
                                  .slots = o->slots, .context = r->context, .kv_block = o->kv_block,
                                  .max_rows = o->slots > ROWS ? o->slots : ROWS, .window = o->stages + 1};
     const struct kv_shape shape = kv_shape_of(&r->model, &a);
-    const uint64_t mappable = memory_mappable("");
     n->file_bytes = w->file_bytes;
     n->needs = model_needs(s, &a, &shape);
-    n->needs.free = r->free / o->stages;
-    if (mappable != UINT64_MAX && (r->free == 0 || mappable < n->needs.free))
-        n->needs.free = mappable;
+    n->needs.free = memory_within_limit(r->free / o->stages);
     n->kv_context = kv_pool_bytes(&shape, o->slots * memory_plan_per_slot(&n->needs)) / o->slots;
     struct memory_plan plan;
     struct error err = {0};
