@@ -156,12 +156,13 @@ if wanted fuzz && build_in "$build-fuzz" fuzz fuzzers -DCMAKE_BUILD_TYPE=Debug -
     say "fuzzing: $fuzz_seconds s each, two at a time"
     # The corpus in the tree is read only; what is found lies in the build folder.
     fuzz_one() {
-        local target=$1 name
+        local target=$1 name dict
         name=$(basename "$target")
+        dict=tests/fuzz/${name#fuzz_}.dict
         mkdir -p "$3/$name.corpus"
         # A leak report needs ptrace; -rss_limit_mb bounds what a hostile input may take.
         "$target" -max_total_time="$2" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="$3/$name." \
-            "$3/$name.corpus" "tests/fuzz/corpus/${name#fuzz_}" >"$3/$name.log" 2>&1
+            $([ -e "$dict" ] && echo "-dict=$dict") "$3/$name.corpus" "tests/fuzz/corpus/${name#fuzz_}" >"$3/$name.log" 2>&1
     }
     export -f fuzz_one
     targets=("$build-fuzz"/fuzz/fuzz_*)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Keeps the tree's rules: layers, header headings, homes of getenv and printf, file sizes; links of the docs lead somewhere, and
-what operators see (metrics, fields of /v1/status) stands in docs/operations.md. Prints every breach."""
+what operators see (metrics, fields of /v1/status) stands in docs/operations.md; the
+fuzzer of JSON knows every field. Prints every breach."""
 import pathlib
 import re
 import subprocess
@@ -114,9 +115,18 @@ def check_documented(breach):
             breach(f"docs/README.md: does not name {page.name}")
 
 
+def check_dictionary(breach):
+    fields = (ROOT / "rpc/gateway/request.c").read_text()
+    dictionary = (ROOT / "tests/fuzz/http_json.dict").read_text()
+    for name in re.findall(r'^    \{"(\w+)", ', fields[fields.index("fields[] = {"):], re.M):
+        if f'\\"{name}\\"' not in dictionary:
+            breach(f"tests/fuzz/http_json.dict: does not know {name}: run make_http_json_seeds.py")
+
+
 def main():
     breaches = []
     check_documented(breaches.append)
+    check_dictionary(breaches.append)
     for name in tracked():
         if not re.search(r"\.(c|h|py|sh|md|cmake|txt|proto)$", name) and not name.startswith(".ci/"):
             continue
