@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Keeps the tree's rules: layers, header headings, homes of getenv and printf, file sizes; links of the docs lead somewhere, and
-what operators see (metrics, fields of /v1/status) stands in docs/operations.md; the
-fuzzer of JSON knows every field. Prints every breach."""
+"""Keeps the tree's rules: layers, header headings, homes of getenv and printf, file sizes; links of the docs lead somewhere, what
+operators see (metrics, fields of /v1/status) stands in docs/operations.md, and the fuzzer of JSON knows every field. Prints every
+breach."""
 import pathlib
 import re
 import subprocess
