@@ -1,6 +1,7 @@
 /* common/base/address.h - HOST:PORT text.
  *
- * Purpose    One parser for every address flag. HOST is a name, an IPv4 address or [IPv6]; `unix:PATH` passes through.
+ * Purpose    One parser for every address flag. HOST is a name, an IPv4 address or [IPv6]. Nothing is ignored: what
+ *            does not belong to one of these forms is refused.
  * Threading  Pure; resolving may block.
  * Errors     STATUS_CONFIG with the text and what is allowed.
  */

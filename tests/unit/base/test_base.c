@@ -245,6 +245,30 @@ static void address_forms(void **state)
         assert_int_equal(address_parse(bad[i], -1, "x", &a, &err), STATUS_CONFIG);
 }
 
+static void address_with_more_than_host_and_port_is_refused(void **state)
+{
+    (void)state;
+    struct address a;
+    struct error err = {0};
+    const char *const bad[] = {"[::1]80", "[::1]x:80", "[::1]]:80", "::1", "fe80::1", "::1:80", "h:1:2", "h: 80", "h:+80", "h:80 ", "[]:80"};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        assert_int_equal(address_parse(bad[i], 7, "x", &a, &err), STATUS_CONFIG);
+        assert_non_null(strstr(err.message, bad[i]));
+    }
+}
+
+static void loopback_is_an_address_not_the_beginning_of_a_name(void **state)
+{
+    (void)state;
+    struct address a;
+    const char *const far[] = {"127.example.com", "127.0.0.1.example.com", "127.", "128.0.0.1", "localhost.example.com", "0.0.0.0"};
+    const char *const near[] = {"127.0.0.1", "127.1", "127.255.0.9", "localhost", "[::1]"};
+    for (size_t i = 0; i < ARRAY_LEN(far); i++)
+        assert_true(address_parse(far[i], 1, "x", &a, NULL) == STATUS_OK && !address_is_loopback(&a));
+    for (size_t i = 0; i < ARRAY_LEN(near); i++)
+        assert_true(address_parse(near[i], 1, "x", &a, NULL) == STATUS_OK && address_is_loopback(&a));
+}
+
 static void draws_depend_on_seed_and_position_alone(void **state)
 {
     (void)state;
@@ -358,6 +382,8 @@ int main(void)
         cmocka_unit_test(log_lines_of_one_kind_are_limited_and_the_rest_is_counted),
         cmocka_unit_test(log_lines_stay_one_line_whatever_a_client_sent),
         cmocka_unit_test(address_forms),
+        cmocka_unit_test(address_with_more_than_host_and_port_is_refused),
+        cmocka_unit_test(loopback_is_an_address_not_the_beginning_of_a_name),
         cmocka_unit_test(one_pinned_thread_has_one_usable_core),
         cmocka_unit_test(a_file_is_read_whole_up_to_its_bound_and_errors_name_it),
         cmocka_unit_test(a_crash_by_a_mapped_file_that_shrank_says_so_and_dumps_the_trace),
