@@ -70,7 +70,7 @@ class Soak:
         chat = None
         # The highest load first: else chance says in which half the heap is at its largest. What is in use at quiet moments is the same
         # to 500 bytes over 4,500 requests, while the heap goes from 0.8 to 2.4 MiB and back (10 % of the gateway's memory).
-        for i in range(N_LARGEST if self.s.fake else 0):
+        for i in range(N_LARGEST):
             self.ask(rng, ids(self.longest, rng.getrandbits(50)), 150, i % 2 == 0)
         mean_pause = N_WORKERS / self.rate / 1.6  # the rest is what a request itself takes
         while not self.over.is_set():
@@ -232,7 +232,7 @@ def fc_66_thirty_minutes_with_kills_change_nothing():
 
 @case("nightly", seconds=900, real=True)
 def fc_66_ten_minutes_of_the_real_model_change_nothing():
-    with Service(stages=2, slots=8, model=real_model(), flags=["--threads", "1", "--context", "8192", "--queue-requests", "64"]) as s:
+    with Service(stages=2, slots=8, model=real_model(), flags=["--threads", "1", "--context", "8192", "--queue-requests", "64"], env=ENV) as s:
         Soak(s, 600, 1, rate=0.5, longest=300).run()
 
 
