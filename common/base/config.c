@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/base/check.h"
+#include "common/base/file.h"
 
 #ifndef SLUICE_VERSION
 #define SLUICE_VERSION "0.1.0"
@@ -109,7 +110,7 @@ static enum status set(struct config *c, const struct param *p, const char *valu
         }
         long long v = strtoll(value, &end, 10);
         if (!*value || *end || errno || (double)v < p->min || (double)v > p->max)
-            return error_set(err, STATUS_CONFIG, "%s%s: '%s' is not allowed; a whole number from %.0f to %.0f is", from,
+            return error_set(err, STATUS_CONFIG, "%s%s: '%.60s' is not allowed; a whole number from %.0f to %.0f is", from,
                              p->flag, value, p->min, p->max);
         *(int64_t *)field = v;
         break;
@@ -117,20 +118,20 @@ static enum status set(struct config *c, const struct param *p, const char *valu
     case KIND_REAL: {
         double v = strtod(value, &end);
         if (!*value || *end || errno || !(v >= p->min && v <= p->max))
-            return error_set(err, STATUS_CONFIG, "%s%s: '%s' is not allowed; a number from %g to %g is", from, p->flag,
+            return error_set(err, STATUS_CONFIG, "%s%s: '%.60s' is not allowed; a number from %g to %g is", from, p->flag,
                              value, p->min, p->max);
         *(double *)field = v;
         break;
     }
     case KIND_CHOICE:
         if (!choice_ok(p->choices, value))
-            return error_set(err, STATUS_CONFIG, "%s%s: '%s' is not allowed; one of %s is", from, p->flag, value,
+            return error_set(err, STATUS_CONFIG, "%s%s: '%.60s' is not allowed; one of %s is", from, p->flag, value,
                              p->choices);
         *(const char **)field = keep(value);
         break;
     case KIND_SWITCH:
         if (strcmp(value, "on") && strcmp(value, "off"))
-            return error_set(err, STATUS_CONFIG, "%s%s: '%s' is not allowed; on or off is", from, p->flag, value);
+            return error_set(err, STATUS_CONFIG, "%s%s: '%.60s' is not allowed; on or off is", from, p->flag, value);
         *(int *)field = strcmp(value, "on") == 0;
         break;
     case KIND_TEXT:
@@ -171,32 +172,44 @@ static char *trim(char *s)
     return s;
 }
 
+static enum status read_line(enum program program, char *line, const char *from, struct config *c, struct error *err)
+{
+    char *text = trim(line);
+    if (!*text || *text == '#')
+        return STATUS_OK;
+    char *eq = strchr(text, '=');
+    if (!eq)
+        return error_set(err, STATUS_CONFIG, "%sa line is `name = value`", from);
+    *eq = 0;
+    const char *name = trim(text), *value = trim(eq + 1);
+    const struct param *p = find(program, name, strlen(name));
+    if (!p && !find(PROGRAM_ALL, name, strlen(name)))
+        return error_set(err, STATUS_CONFIG, "%s'%.60s' is no parameter", from, name);
+    return p ? set(c, p, value, from, err) : STATUS_OK; /* one file serves all programs: a name of another is no mistake */
+}
+
 static enum status read_file(enum program program, const char *path, struct config *c, struct error *err)
 {
-    FILE *f = fopen(path, "r");
-    if (!f)
-        return error_set(err, STATUS_CONFIG, "--config %s: %s", path, strerror(errno));
-    char line[4096], from[512];
-    enum status s = STATUS_OK;
-    for (int n = 1; s == STATUS_OK && fgets(line, sizeof line, f); n++) {
-        char *text = trim(line);
-        if (!*text || *text == '#')
-            continue;
-        char *eq = strchr(text, '=');
-        snprintf(from, sizeof from, "%.400s:%d: ", path, n);
-        if (!eq) {
-            s = error_set(err, STATUS_CONFIG, "%sa line is `name = value`", from);
-            break;
-        }
-        *eq = 0;
-        char *name = trim(text), *value = trim(eq + 1);
-        const struct param *p = find(program, name, strlen(name));
-        if (!p && !find(PROGRAM_ALL, name, strlen(name)))
-            s = error_set(err, STATUS_CONFIG, "%s'%.60s' is no parameter", from, name);
-        else if (p) /* one file serves all programs: a name of another program is no mistake */
-            s = set(c, p, value, from, err);
+    enum { MAX_FILE = 64 << 10 };
+    struct error why;
+    char *text, from[512];
+    size_t len;
+    enum status s = file_read(path, MAX_FILE, &text, &len, &why);
+    if (s != STATUS_OK)
+        return error_set(err, s, "--config %.300s", why.message);
+    char *line = text, *end = text + len;
+    for (int n = 1; s == STATUS_OK && line < end; n++) {
+        char *next = memchr(line, '\n', (size_t)(end - line));
+        next = next ? next : end;
+        *next = 0; /* at the end of the text there is one already */
+        snprintf(from, sizeof from, "%.150s:%d: ", path, n);
+        if (strlen(line) != (size_t)(next - line))
+            s = error_set(err, STATUS_CONFIG, "%sa byte of the line is 0", from);
+        else
+            s = read_line(program, line, from, c, err);
+        line = next + 1;
     }
-    fclose(f);
+    free(text);
     return s;
 }
 
@@ -215,10 +228,23 @@ static enum status read_environment(enum program program, struct config *c, stru
     return STATUS_OK;
 }
 
+/* How many words the flag at argv[i] takes. A value is no flag, whatever it looks like. */
+static int words_at(enum program program, int argc, char **argv, int i)
+{
+    const char *name = argv[i] + 2;
+    if (i + 1 == argc || strncmp(argv[i], "--", 2) != 0 || strchr(name, '='))
+        return 1;
+    const struct param *p = find(program, name, strlen(name));
+    if (p && p->kind == KIND_SWITCH)
+        return strncmp(argv[i + 1], "--", 2) == 0 ? 1 : 2;
+    return p || strcmp(name, "config") == 0 ? 2 : 1;
+}
+
 static enum status read_flags(enum program program, int argc, char **argv, struct config *c, struct error *err)
 {
-    for (int i = 1; i < argc; i++) {
+    for (int i = 1, n; i < argc; i += n) {
         const char *a = argv[i];
+        n = words_at(program, argc, argv, i);
         if (strncmp(a, "--", 2) != 0 || !a[2])
             return error_set(err, STATUS_CONFIG, "'%.80s' is no flag; --help lists them", a);
         const char *name = a + 2, *eq = strchr(name, '=');
@@ -226,26 +252,25 @@ static enum status read_flags(enum program program, int argc, char **argv, struc
         int is_config = len == 6 && memcmp(name, "config", 6) == 0;
         const struct param *p = is_config ? NULL : find(program, name, len);
         if (!p && !is_config)
-            return error_set(err, STATUS_CONFIG, "--%.*s is no flag of %s; --help lists them", (int)len, name,
+            return error_set(err, STATUS_CONFIG, "--%.*s is no flag of %s; --help lists them", (int)(len < 80 ? len : 80), name,
                              program_name(program));
-        const char *value = eq ? eq + 1 : NULL;
-        if (!value && p && p->kind == KIND_SWITCH && (i + 1 == argc || strncmp(argv[i + 1], "--", 2) == 0))
+        const char *value = eq ? eq + 1 : n == 2 ? argv[i + 1] : NULL;
+        if (!value && p && p->kind == KIND_SWITCH)
             value = "on";
-        else if (!value && i + 1 == argc)
+        if (!value)
             return error_set(err, STATUS_CONFIG, "--%.*s wants a value", (int)len, name);
-        else if (!value)
-            value = argv[++i];
         if (p)
             TRY(set(c, p, value, "--", err));
     }
     return STATUS_OK;
 }
 
-static const char *config_path(int argc, char **argv)
+static const char *config_path(enum program program, int argc, char **argv)
 {
     const char *path = getenv("SLUICE_CONFIG");
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--config") == 0 && i + 1 < argc)
+    for (int i = 1, n; i < argc; i += n) {
+        n = words_at(program, argc, argv, i);
+        if (n == 2 && strcmp(argv[i], "--config") == 0)
             path = argv[i + 1];
         else if (strncmp(argv[i], "--config=", 9) == 0)
             path = argv[i] + 9;
@@ -258,7 +283,7 @@ enum status config_read(enum program program, int argc, char **argv, struct conf
 {
     struct config c = {0};
     *action = CONFIG_EXIT;
-    for (int i = 1; i < argc; i++) {
+    for (int i = 1; i < argc; i += words_at(program, argc, argv, i)) {
         if (strcmp(argv[i], "--help") == 0) {
             config_help(program, stdout);
             return STATUS_OK;
@@ -270,7 +295,7 @@ enum status config_read(enum program program, int argc, char **argv, struct conf
     }
     for (int i = 0; i < N_PARAMS; i++)
         set_default(&c, &params[i]);
-    const char *path = config_path(argc, argv);
+    const char *path = config_path(program, argc, argv);
     if (path)
         TRY(read_file(program, path, &c, err));
     TRY(read_environment(program, &c, err));
@@ -363,8 +388,25 @@ int config_inherited_fd(const char *name)
     return fd >= 0 && fcntl(fd, F_GETFD) >= 0 ? fd : -1;
 }
 
+/* A bearer in a header: printable, and all of it, or two programs would know different secrets. */
+static enum status take_secret(char *text, size_t len, char secret[65], struct error *err)
+{
+    enum { LEAST = 16, MOST = 64 };
+    while (len && isspace((unsigned char)text[len - 1]))
+        len--;
+    for (size_t i = 0; i < len; i++)
+        if (text[i] <= ' ' || text[i] > '~')
+            return error_set(err, STATUS_CONFIG, "the secret's byte %zu is no printable ASCII character", i);
+    if (len < LEAST || len > MOST)
+        return error_set(err, STATUS_CONFIG, "the secret must have at least %d characters and at most %d", LEAST, MOST);
+    memcpy(secret, text, len);
+    secret[len] = 0;
+    return STATUS_OK;
+}
+
 enum status config_secret(const struct config *c, char secret[65], struct error *err)
 {
+    char text[256];
     secret[0] = 0;
     int inherited = config_inherited_fd("SECRET"), fd = inherited;
     if (c->token_file && (fd = open(c->token_file, O_RDONLY | O_CLOEXEC)) < 0)
@@ -372,16 +414,13 @@ enum status config_secret(const struct config *c, char secret[65], struct error 
     if (fd < 0)
         return STATUS_OK;
     /* The launcher's descriptor is a sealed memfd shared by all its children: read it by position. */
-    ssize_t n = pread(fd, secret, 64, 0);
+    ssize_t n = pread(fd, text, sizeof text, 0);
+    const int why = errno;
     if (fd != inherited)
         close(fd);
     if (n < 0)
-        return error_set(err, STATUS_CONFIG, "the secret cannot be read: %s", strerror(errno));
-    secret[n] = 0;
-    secret[strcspn(secret, " \t\r\n")] = 0;
-    if (strlen(secret) < 16)
-        return error_set(err, STATUS_CONFIG, "the secret must have at least 16 characters");
-    return STATUS_OK;
+        return error_set(err, STATUS_CONFIG, "the secret cannot be read: %s", strerror(why));
+    return take_secret(text, (size_t)n, secret, err);
 }
 
 enum status config_threads(const char *list, int index, int64_t *out, struct error *err)

@@ -111,7 +111,7 @@ void config_help(enum program program, FILE *out);
 const char *config_version(void); /* "sluice 0.1.0 (commit) backends: ref cpu" */
 
 /* The job secret: read from --token-file, else from the descriptor that the launcher passes in SLUICE_SECRET_FD.
- * secret[33] is text (32 hex digits) or "" when there is none. */
+ * secret is text (16 to 64 printable characters; the launcher's are 32 hex digits) or "" when there is none. */
 enum status config_secret(const struct config *c, char secret[65], struct error *err);
 /* The descriptor by that name that the launcher handed down (SLUICE_<NAME>_FD), or -1. */
 int config_inherited_fd(const char *name);

@@ -134,6 +134,69 @@ static void config_help_prints_whole_ranges(void **state)
     free(text);
 }
 
+/* Reads a file of these bytes. */
+static enum status read_bytes(const char *bytes, size_t len, struct config *c, struct error *err)
+{
+    char path[32];
+    int fd = memfd_create("config", 0);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    assert_int_equal(write(fd, bytes, len), (ssize_t)len);
+    enum status s = read_flags(PROGRAM_LAUNCH, c, err, "--config", path, NULL);
+    close(fd);
+    return s;
+}
+
+static void config_a_long_line_of_a_file_is_one_line(void **state)
+{
+    (void)state;
+    struct config c;
+    struct error err = {0};
+    char text[9000];
+    memset(text, 'x', sizeof text);
+    text[0] = '#';
+    memcpy(text + 4095, "slots = 9", 9); /* far inside a comment */
+    memcpy(text + 8980, "\nslots = 3\n#", 12);
+    assert_int_equal(read_bytes(text, sizeof text, &c, &err), STATUS_OK);
+    assert_int_equal(c.slots, 3);
+    memcpy(text + 8980, "\nslots = x\n#", 12);
+    assert_int_equal(read_bytes(text, sizeof text, &c, &err), STATUS_CONFIG);
+    assert_non_null(strstr(err.message, ":2: slots"));
+}
+
+static void config_a_zero_byte_in_a_file_hides_nothing(void **state)
+{
+    (void)state;
+    struct config c;
+    struct error err = {0};
+    const char after[] = "slots = 3\0 000\n", before[] = "\0slots = 3\n";
+    assert_int_equal(read_bytes(after, sizeof after - 1, &c, &err), STATUS_CONFIG);
+    assert_non_null(strstr(err.message, ":1: "));
+    assert_int_equal(read_bytes(before, sizeof before - 1, &c, &err), STATUS_CONFIG);
+}
+
+static void config_a_value_that_looks_like_a_flag_is_a_value(void **state)
+{
+    (void)state;
+    struct config c;
+    struct error err = {0};
+    assert_int_equal(read_flags(PROGRAM_STAGE, &c, &err, "--model", "--help", "--log", "--config", "--threads", "2", NULL), STATUS_OK);
+    assert_string_equal(c.model, "--help");
+    assert_string_equal(c.log, "--config");
+    assert_string_equal(c.threads, "2");
+}
+
+static void config_a_mistake_with_a_long_value_still_says_what_is_allowed(void **state)
+{
+    (void)state;
+    struct config c;
+    struct error err = {0};
+    char value[1000];
+    memset(value, '7', sizeof value - 1);
+    value[sizeof value - 1] = 0;
+    assert_int_equal(read_flags(PROGRAM_LAUNCH, &c, &err, "--slots", value, NULL), STATUS_CONFIG);
+    assert_non_null(strstr(err.message, "1 to 4096"));
+}
+
 static void config_a_flag_without_its_value_is_refused(void **state)
 {
     (void)state;
@@ -214,6 +277,35 @@ static void config_secret_comes_from_a_file_or_an_inherited_descriptor(void **st
     assert_string_equal(secret, "0123456789abcdef");
 }
 
+static enum status secret_of(const char *bytes, size_t len, char secret[65])
+{
+    struct error err = {0};
+    char path[32];
+    int fd = memfd_create("s", 0);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    struct config c = {.token_file = path};
+    assert_int_equal(write(fd, bytes, len), (ssize_t)len);
+    enum status s = config_secret(&c, secret, &err);
+    close(fd);
+    assert_true(s == STATUS_OK || err.message[0]);
+    return s;
+}
+
+static void config_a_secret_is_whole_or_refused(void **state)
+{
+    (void)state;
+    char secret[65], text[100];
+    memset(text, 'a', sizeof text);
+    assert_int_equal(secret_of(text, 65, secret), STATUS_CONFIG); /* longer than what would be kept */
+    text[64] = '\n';
+    assert_int_equal(secret_of(text, 65, secret), STATUS_OK);
+    assert_int_equal(strlen(secret), 64);
+    for (size_t i = 0; i < 4; i++) {
+        text[20] = "\0 \n\xc3"[i]; /* bytes of a random file: what is behind them counts too */
+        assert_int_equal(secret_of(text, 65, secret), STATUS_CONFIG);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -223,7 +315,12 @@ int main(void)
         cmocka_unit_test(config_mistakes_name_the_flag_and_what_is_allowed),
         cmocka_unit_test(config_the_launcher_refuses_what_it_sets_for_its_children),
         cmocka_unit_test(config_help_prints_whole_ranges),
+        cmocka_unit_test(config_a_long_line_of_a_file_is_one_line),
+        cmocka_unit_test(config_a_zero_byte_in_a_file_hides_nothing),
+        cmocka_unit_test(config_a_value_that_looks_like_a_flag_is_a_value),
+        cmocka_unit_test(config_a_mistake_with_a_long_value_still_says_what_is_allowed),
         cmocka_unit_test(config_a_flag_without_its_value_is_refused),
+        cmocka_unit_test(config_a_secret_is_whole_or_refused),
         cmocka_unit_test(config_children_get_what_was_given_and_what_they_take),
         cmocka_unit_test(config_lists_give_a_value_by_stage),
         cmocka_unit_test(config_secret_comes_from_a_file_or_an_inherited_descriptor),
