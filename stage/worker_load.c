@@ -78,17 +78,26 @@ void worker__unload(struct worker *w)
         c->table->destroy(c);
 }
 
-/* Plans for the window and one more. A plan's words hold the ids of its rows and the numbers of blocks that it hands out, each
- * at most once; but no more than a message of 4 MiB has room for. */
+/* The numbers of blocks in one plan: every slot may open with its whole table, and blocks that tables share are named by each of them.
+ * No more than a message has room for. Pages that no plan has filled are not taken. */
+static uint32_t plan_blocks(const struct worker *w)
+{
+    enum { MIN_WORDS = 16 << 10, MAX_WORDS = 16 << 20 };
+    const struct msg_assign *a = &w->assign;
+    const uint64_t whole = ((uint64_t)a->context + a->kv_block - 1) / a->kv_block;
+    const uint64_t table = whole < w->loaded.n_blocks ? whole : w->loaded.n_blocks;
+    const uint64_t all = table * a->slots * (w->compute->pool->shape.window.window ? 2 : 1);
+    return all < MIN_WORDS ? MIN_WORDS : all > MAX_WORDS ? MAX_WORDS : (uint32_t)all;
+}
+
+/* Plans for the window and one more. A plan's words hold the ids of its rows, what OPENs bring, and blocks. */
 static enum status create_plans(struct worker *w)
 {
-    enum { MIN_WORDS = 16 << 10, MAX_WORDS = 1 << 20 };
     const struct msg_assign *a = &w->assign;
-    const uint64_t all = (uint64_t)w->loaded.n_blocks + w->compute->pool->n_window;
-    const uint32_t blocks = all < MIN_WORDS ? MIN_WORDS : all > MAX_WORDS ? MAX_WORDS : (uint32_t)all;
+    const uint32_t n_words = a->max_rows + plan_blocks(w) + PLAN_OPEN_WORDS;
     for (uint32_t i = 0; i < a->window + 1; i++) {
         struct plan *p;
-        TRY(plan_create(4 * a->slots + 16, a->max_rows, a->max_rows + blocks + PLAN_OPEN_WORDS, &p));
+        TRY(plan_create(4 * a->slots + 16, a->max_rows, n_words, &p));
         pthread_mutex_lock(&w->lock);
         w->pool[w->n_pool++] = w->free_plans[w->n_free++] = p;
         pthread_mutex_unlock(&w->lock);

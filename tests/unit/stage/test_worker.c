@@ -356,6 +356,49 @@ static void a_stage_holds_one_plan_more_than_the_window(void **state)
     pipeline_close(p);
 }
 
+/* Streams with one long beginning hold the same blocks, and after an epoch's end all of them open again in one plan: it names each
+ * block once for every stream, far more often than there are blocks. */
+static void every_slot_opens_in_one_plan_with_a_whole_context_that_all_share(void **state)
+{
+    (void)state;
+    enum { SLOTS = 320, CONTEXT = 16384, BLOCK = 16, TABLE = CONTEXT / BLOCK, N_BLOCKS = TABLE + SLOTS };
+    const struct pipeline_options o = {.n_layers = N_LAYERS, .slots = SLOTS, .context = CONTEXT, .kv_block = BLOCK,
+                                       .n_blocks = N_BLOCKS, .max_rows = SLOTS, .create = create_fake};
+    struct pipeline *p;
+    struct plan *plan;
+    struct error err = {0};
+    struct pipeline_message m;
+    static uint32_t blocks[TABLE];
+    assert_int_equal(pipeline_open(&o, &p, &err), STATUS_OK);
+    assert_int_equal(plan_create(SLOTS, SLOTS, SLOTS * TABLE + SLOTS, &plan), STATUS_OK);
+    plan->session = pipeline_session(p);
+    plan->epoch = pipeline_epoch(p);
+    plan->tick = 1;
+    for (uint32_t i = 0; i < TABLE; i++)
+        blocks[i] = i;
+    for (uint32_t slot = 0; slot < SLOTS; slot++) {
+        const uint32_t length = CONTEXT - BLOCK;
+        blocks[TABLE - 1] = TABLE + slot; /* its own */
+        const struct plan_op op = {.kind = OP_OPEN, .seq = slot + 1, .slot = slot, .length = length, .n_blocks = TABLE,
+                                   .sampler = pipeline_greedy};
+        const struct plan_run run = {.seq = slot + 1, .n = 1, .kv_index = length, .source = SOURCE_IDS, .sample = SAMPLE_LAST,
+                                     .table_check = digest(TABLE, blocks)};
+        assert_int_equal(plan_add_op(plan, &op, blocks), STATUS_OK);
+        assert_int_equal(plan_add_run(plan, &run, some_ids), STATUS_OK);
+    }
+    struct plan *room = worker_plan_acquire(pipeline_worker(p, 0));
+    assert_non_null(room);
+    assert_int_equal(plan_copy(room, plan), STATUS_OK);
+    worker_post(pipeline_worker(p, 0), &(struct to_stage){.kind = TO_STAGE_PLAN, .plan = room});
+    assert_int_equal(pipeline_next(p, WAIT_MS, &m), STATUS_OK);
+    assert_int_equal(m.m.kind, FROM_STAGE_RESULT);
+    assert_int_equal(m.m.result->status, STATUS_OK);
+    assert_int_equal(m.m.result->n_runs, SLOTS);
+    pipeline_release(&m);
+    plan_destroy(plan);
+    pipeline_close(p);
+}
+
 /* --- failing ticks ------------------------------------------------------------------------------------------------------------------ */
 
 static void a_failing_tick_names_its_cause_and_its_stage(void **state)
@@ -761,6 +804,7 @@ int main(void)
         cmocka_unit_test(after_a_failure_the_rest_of_the_epoch_is_stale),
         cmocka_unit_test(a_plan_before_its_links_and_links_twice_break_the_protocol),
         cmocka_unit_test(a_stage_holds_one_plan_more_than_the_window),
+        cmocka_unit_test(every_slot_opens_in_one_plan_with_a_whole_context_that_all_share),
         cmocka_unit_test(a_failing_tick_names_its_cause_and_its_stage),
         cmocka_unit_test(a_tick_that_fails_by_the_model_file_is_fatal),
         cmocka_unit_test(the_watermark_stands_at_the_last_tick_that_was_computed),
