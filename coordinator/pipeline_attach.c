@@ -126,19 +126,6 @@ void pipeline__refuse(struct pipeline *p, uint64_t attachment, const struct erro
     pipeline__send_exit(&port, why);
 }
 
-/* It waits, if only until the end of this input: pipeline__seat gives stages away. */
-void pipeline__hello(struct pipeline *p, uint64_t attachment, const struct msg_hello *h, int64_t now_ns)
-{
-    struct error why;
-    enum status s = check_hello(p, h, &why);
-    if (s == STATUS_OK && stage_table_n_waiting(p->stages) >= p->n_stages)
-        s = error_set(&why, STATUS_FULL, "%s: %u spares wait already", name_of(h).text, p->n_stages);
-    if (s == STATUS_OK)
-        stage_table_wait(p->stages, attachment, h, now_ns);
-    else
-        pipeline__refuse(p, attachment, &why, now_ns);
-}
-
 void pipeline__look_at_strangers(struct pipeline *p, int64_t now_ns)
 {
     const struct stage_attachment *a;
@@ -179,6 +166,20 @@ static int stage_for(const struct pipeline *p, const struct msg_hello *h, int64_
             return (int)i;
     }
     return STAGE_NONE;
+}
+
+/* It waits, if only until the end of this input: pipeline__seat gives stages away. Who is to have one is no spare: a stage's own
+ * process must not be sent away because as many wait as may. */
+void pipeline__hello(struct pipeline *p, uint64_t attachment, const struct msg_hello *h, int64_t now_ns)
+{
+    struct error why;
+    enum status s = check_hello(p, h, &why);
+    if (s == STATUS_OK && stage_table_n_waiting(p->stages) >= p->n_stages && stage_for(p, h, now_ns) == STAGE_NONE)
+        s = error_set(&why, STATUS_FULL, "%s: %u spares wait already", name_of(h).text, p->n_stages);
+    if (s == STATUS_OK)
+        stage_table_wait(p->stages, attachment, h, now_ns);
+    else
+        pipeline__refuse(p, attachment, &why, now_ns);
 }
 
 /* Did who served this stage in the epoch that was lost last, and in none since, bring its end on itself? */

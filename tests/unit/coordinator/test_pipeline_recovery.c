@@ -564,6 +564,35 @@ static void more_spares_than_stages_are_refused_and_those_that_misbehave_too(voi
     fakes_fini(&f);
 }
 
+/* Whoever serves a stage, or is to, is no spare, however many of those wait. */
+static void a_stages_own_process_comes_back_beside_as_many_spares_as_may_wait(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 3; n++) {
+        struct fakes f;
+        fakes_init(&f, n);
+        static struct fake spare[3];
+        for (uint32_t i = 0; i < n; i++) { /* before all others, as when a coordinator has come back */
+            spare[i] = (struct fake){.all = &f, .any = 1};
+            fake_attach(&spare[i]);
+        }
+        fakes_settle(&f);
+        struct fake *k = &f.fake[n - 1];
+        fake_close(k); /* it ends, and is started again */
+        fakes_sleep(&f, 500);
+        fake_attach(k);
+        fakes_run(&f, 1000);
+        assert_true(k->open && !k->exited && pipeline_running(f.p));
+        struct fake again = *k; /* it dials once more, before the end of its stream is known */
+        struct msg_hello h = fake_hello(k);
+        fake_attach_with(&again, &h);
+        assert_true(again.open && again.n_inbox == 1 && again.inbox[0].kind == TO_STAGE_ASSIGN);
+        for (uint32_t i = 0; i < n; i++)
+            assert_true(spare[i].open && spare[i].n_inbox == 0);
+        fakes_fini(&f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -589,6 +618,7 @@ int main(void)
         cmocka_unit_test(the_own_process_that_comes_too_late_waits_as_a_spare_of_its_stage),
         cmocka_unit_test(a_whole_job_of_stages_without_numbers_comes_up),
         cmocka_unit_test(more_spares_than_stages_are_refused_and_those_that_misbehave_too),
+        cmocka_unit_test(a_stages_own_process_comes_back_beside_as_many_spares_as_may_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
