@@ -179,6 +179,13 @@ static enum status check_result(const struct engine *e, const struct flight *f, 
     return STATUS_OK;
 }
 
+static void bad_logits(struct engine *e, struct request *r, uint32_t position)
+{
+    struct error err;
+    error_set(&err, STATUS_BAD_LOGITS, "the model gave no finite logits at position %u", position);
+    engine__end(e, r, REQUEST_FAILED, &err);
+}
+
 static void take_run(struct engine *e, const struct sched_run *run, uint32_t again, const struct result_run *got,
                      const struct top_logprob *tops, int64_t now)
 {
@@ -194,9 +201,8 @@ static void take_run(struct engine *e, const struct sched_run *run, uint32_t aga
     if (e->n_quarantined)
         engine__got_past(e, r, run->kv_index + run->n);
     if (run->sample == SAMPLE_LAST && got->bad_logits) { /* what is in its blocks may be as bad: nobody is to find it */
-        struct error err;
-        error_set(&err, STATUS_BAD_LOGITS, "the model gave no finite logits at position %u", run->kv_index + run->n - 1);
-        engine__end(e, r, REQUEST_FAILED, &err);
+        if (!r->ending) /* else the row is a surplus one, and the answer whole */
+            bad_logits(e, r, run->kv_index + run->n - 1);
         return;
     }
     engine__committed(e, r, run->kv_index + run->n);

@@ -258,6 +258,36 @@ static void engine_ends_one_request_for_bad_logits(void **state)
     bed_close(t);
 }
 
+/* An answer that is complete and waits for its client ends well, whatever a row behind its end gives. */
+static void a_row_behind_the_end_of_an_answer_cannot_spoil_it(void **state)
+{
+    (void)state;
+    uint32_t n_whole = 0;
+    for (int tick = 2; tick < 12; tick++) { /* one of them is the row behind the end */
+        char script[160];
+        uint32_t a = FAKE_FIRST_BYTE + 'a' - '!';
+        snprintf(script, sizeof script, "tick_us 500\nbad_logits_tick %d\nanswer_at 10\nids %u %u %u %u %u %u\n", tick, a, a + 1, a + 2,
+                 a + 3, a + 4, a + 5);
+        struct bed *t = bed_open(2, script, FLAGS("--slots", "2"));
+        struct bed_request *r = add(t, 10, 100);
+        r->sampler = (struct sampler_params){.top_p = 1};
+        r->stop = "d";
+        r->refuse_every = 5; /* the client has not read when the stop comes: the accepted event is the first */
+        bed_submit(r);
+        bed_wait(r, WAIT_MS);
+        if (r->end.status == STATUS_OK) {
+            assert_int_equal(r->n_ids, 4);
+            assert_int_equal(r->done.finish, FINISH_STOP);
+            n_whole++;
+        } else {
+            assert_int_equal(r->end.status, STATUS_BAD_LOGITS);
+            assert_true(r->request->n_answer < 4);
+        }
+        bed_close(t);
+    }
+    assert_true(n_whole > 0 && n_whole < 10);
+}
+
 /* on: what goes to stderr is kept from now on. Off: it goes there again; the number of lines kept. */
 static uint32_t count_lines(int on)
 {
@@ -530,6 +560,7 @@ int main(void)
         cmocka_unit_test(engine_without_a_stage_refuses_after_the_recovery_time),
         cmocka_unit_test(engine_repeats_a_failed_tick_and_goes_on),
         cmocka_unit_test(engine_ends_one_request_for_bad_logits),
+        cmocka_unit_test(a_row_behind_the_end_of_an_answer_cannot_spoil_it),
         cmocka_unit_test(clients_that_leave_or_wait_in_vain_write_no_line),
         cmocka_unit_test(engine_refuses_what_the_pool_can_never_hold_and_makes_the_rest_wait),
         cmocka_unit_test(engine_ends_waits_and_runs_at_their_time),
