@@ -129,9 +129,12 @@ const struct gguf_tensor *model_rope_freqs(const struct model *m)
     return gguf_find_tensor(m->gguf, "rope_freqs.weight");
 }
 
-/* Divisors of the rotary frequencies. Few, and read by every stage: so their values are checked here too. */
+/* Divisors of the rotary frequencies. Few, and read by every stage: so their values are checked here too. Frequencies are at most
+ * 1 without them; a small divisor would make angles of which there is no sine (kernels/math.h: up to 1e8), that is, at position 2^24
+ * a divisor under 0.17. Those of models are 1 and more. */
 static enum status check_rope_freqs(const struct model *m, struct error *err)
 {
+    static const float LEAST = 0.25f;
     const struct gguf_tensor *t = model_rope_freqs(m);
     if (!t)
         return STATUS_OK;
@@ -139,9 +142,9 @@ static enum status check_rope_freqs(const struct model *m, struct error *err)
     for (uint32_t i = 0; i < m->hp.n_rot / 2; i++) {
         float f;
         memcpy(&f, t->data + 4 * (size_t)i, 4);
-        if (!(f > 0) || !isfinite(f))
-            return error_set(err, STATUS_BAD_MODEL, "rope_freqs.weight at byte %" PRIu64 " is %g: a divisor is above 0",
-                             t->file_offset + 4 * (uint64_t)i, (double)f);
+        if (!(f >= LEAST) || !isfinite(f))
+            return error_set(err, STATUS_BAD_MODEL, "rope_freqs.weight at byte %" PRIu64 " is %g: a divisor is at least %g",
+                             t->file_offset + 4 * (uint64_t)i, (double)f, (double)LEAST);
     }
     return STATUS_OK;
 }

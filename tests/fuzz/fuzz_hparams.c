@@ -13,6 +13,7 @@
 #include "common/base/log.h"
 #include "common/model/hparams.h"
 #include "common/model/split.h"
+#include "common/text/utf8.h"
 #include "stage/forward.h"
 #include "stage/weights.h"
 #include "tests/unit/model/gguf_maker.h"
@@ -69,11 +70,20 @@ static const char *const texts[] = {"", "none", "linear", "yarn", "model", "llam
 enum { EDIT_BYTES = 7, MAX_EDITS = 16, MAX_SIDE = 16 };
 
 /* kind % 8: 0 a whole number, 1 a float, 2 a truth value, 3 a text, 4 an array of truth values, 5 the key goes, 6 a tensor's
- * side or type, 7 a tensor goes or comes */
+ * side or type, 7 a tensor goes or comes. From 248 on: 248 a divisor of the rotary frequencies, 249 the name in the file, 250 the
+ * name of the file, the others as kind % 8. */
+enum { DIVISOR = 248, NAME = 249, FILE_NAME = 250 };
+
 struct edit {
     uint8_t kind, what;
     uint32_t value;
     uint8_t extra;
+};
+
+struct made {
+    struct maker *maker;
+    char path[256];
+    uint32_t n_divisors, divisor[64]; /* bits of floats; a bit pattern of 0 leaves a one */
 };
 
 static void key_name(const char *arch, uint8_t what, char out[96])
@@ -162,7 +172,44 @@ static void edit_tensor(struct maker *m, const struct edit *e)
     }
 }
 
-static struct maker *make(const uint8_t *data, size_t size)
+/* The tensor comes with the first divisor that is set, one for each pair of a head of 32 unless extra says otherwise. */
+static void edit_divisor(struct made *f, const struct edit *e)
+{
+    if (f->n_divisors == 0) {
+        f->n_divisors = e->extra & 1 ? 1 + e->extra / 2u % 64 : 16;
+        maker_add_tensor(f->maker, "rope_freqs.weight", TENSOR_F32, f->n_divisors, 1)->n_dims = 1;
+    }
+    f->divisor[e->what % f->n_divisors] = e->value;
+}
+
+/* Five bytes, several times. */
+static void edit_name(struct made *f, const struct edit *e)
+{
+    uint8_t text[8 + 5 * 40];
+    const size_t n = 5 * (1 + e->what % 40u);
+    for (size_t i = 0; i < n; i++)
+        text[8 + i] = i % 5 < 4 ? (uint8_t)(e->value >> 8 * (i % 5)) : e->extra;
+    put_u64(text, n);
+    if (e->kind == NAME) {
+        maker_raw(f->maker, "general.name", 8, text, 8 + n);
+        return;
+    }
+    memcpy(f->path, text + 8, n);
+    memcpy(f->path + n, ".gguf", 6);
+}
+
+static void put_divisors(struct made *f, uint8_t *bytes)
+{
+    const struct maker_tensor *t = NULL;
+    for (uint32_t i = 0; i < f->maker->n_tensors; i++)
+        if (strcmp(f->maker->tensors[i].name, "rope_freqs.weight") == 0)
+            t = &f->maker->tensors[i];
+    for (uint32_t i = 0; t && t->type == TENSOR_F32 && i < f->n_divisors && i < t->ne[0]; i++)
+        if (f->divisor[i])
+            put_u32(bytes + t->at_data + 4 * i, f->divisor[i]);
+}
+
+static void make(const uint8_t *data, size_t size, struct made *f)
 {
     const char *arch = architectures[data[0] % ARRAY_LEN(architectures)];
     uint8_t bits = data[0] / ARRAY_LEN(architectures);
@@ -175,16 +222,20 @@ static struct maker *make(const uint8_t *data, size_t size)
     }
     struct maker *m = maker_create();
     maker_model(m, arch, &shape);
+    *f = (struct made){.maker = m, .path = "fuzz.gguf"};
     data++;
     for (size_t n = size - 1, i = 0; i < MAX_EDITS && n >= EDIT_BYTES; i++, n -= EDIT_BYTES, data += EDIT_BYTES) {
         struct edit e = {.kind = data[0], .what = data[1], .extra = data[6]};
         memcpy(&e.value, data + 2, sizeof e.value);
-        if (e.kind % 8 < 6)
+        if (e.kind == DIVISOR)
+            edit_divisor(f, &e);
+        else if (e.kind == NAME || e.kind == FILE_NAME)
+            edit_name(f, &e);
+        else if (e.kind % 8 < 6)
             edit_key(m, arch, &e);
         else
             edit_tensor(m, &e);
     }
-    return m;
 }
 
 /* --- what is accepted --------------------------------------------------------------------------------------------------- */
@@ -201,6 +252,19 @@ static void check_layers(const struct model *m)
         CHECK(model_layer_window(m, l) == 0 || model_layer_window(m, l) == hp->window);
         CHECK(model_layer_rope(m, l) == 0 || hp->window > 0);
     }
+}
+
+/* What clients see in JSON. */
+static void check_name(const struct model *m, const char *path)
+{
+    struct text t;
+    const size_t n = strlen(m->name);
+    CHECK(n < sizeof m->name && utf8_valid_len(m->name, n) == n);
+    for (size_t i = 0; i < n; i++)
+        CHECK((unsigned char)m->name[i] >= 0x20 && m->name[i] != 0x7f);
+    if (!gguf_text(m->gguf, "general.name", &t) || t.len == 0)
+        t = (struct text){strrchr(path, '/') ? strrchr(path, '/') + 1 : path, 0};
+    CHECK(n > 0 || t.len == 0); /* a byte that may not be shown is shown as another */
 }
 
 static void check_split(const struct model *m)
@@ -232,6 +296,9 @@ static void check_stage(const struct model *m)
     CHECK(w.file_bytes > 0);
     CHECK(weights_load(&w, team, NULL) == STATUS_OK);
     CHECK(!w.rope_freq[1] == (m->hp.window == 0));
+    for (int t = 0; t < MODEL_ROPES; t++)
+        for (uint32_t i = 0; w.rope_freq[t] && i < m->hp.n_rot / 2; i++)
+            CHECK(w.rope_freq[t][i] >= 0 && w.rope_freq[t][i] <= 4); /* else angles without a sine at the last positions */
     const struct forward_options fo = {.weights = &w, .team = team, .max_rows = 64};
     CHECK(forward_bytes(&fo) > 0 && forward_bytes(&fo) < 1u << 30);
     weights_free(&w);
@@ -241,15 +308,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size == 0)
         return 0;
-    struct maker *maker = make(data, size);
+    struct made made;
     struct gguf *g;
     struct model m;
     struct error err = {0};
     size_t len;
-    uint8_t *bytes = maker_write(maker, &len);
-    maker_destroy(maker);
+    make(data, size, &made);
+    uint8_t *bytes = maker_write(made.maker, &len);
+    put_divisors(&made, bytes);
+    maker_destroy(made.maker);
     if (gguf_open_memory(bytes, len, &g, &err) == STATUS_OK) {
-        if (model_from_gguf(g, "fuzz.gguf", &m, &err) == STATUS_OK) {
+        if (model_from_gguf(g, made.path, &m, &err) == STATUS_OK) {
+            check_name(&m, made.path);
             check_layers(&m);
             check_split(&m);
             check_stage(&m);

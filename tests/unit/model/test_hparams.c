@@ -416,7 +416,8 @@ static void model_rope_factors_are_checked_by_value(void **state)
         uint32_t bits;
         int is_good;
     } cases[] = {{0x3f800000, 1}, {0x41000000, 1}, {0, 0},         {0x80000000, 0},
-                 {0xbf800000, 0}, {0x7f800000, 0}, {0x7fc00000, 0}};
+                 {0xbf800000, 0}, {0x7f800000, 0}, {0x7fc00000, 0}, {0x3e800000, 1},
+                 {0x3e7fffff, 0}, {1, 0} /* 1e-45: the frequency would be infinite */};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct maker *m = small_model();
         struct model model;
