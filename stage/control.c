@@ -208,6 +208,11 @@ static struct plan *plan_acquire(void *ctx)
     return worker_plan_acquire(((struct control *)ctx)->worker);
 }
 
+static void plan_release(void *ctx, struct plan *p)
+{
+    worker_plan_release(((struct control *)ctx)->worker, p);
+}
+
 /* --- life ------------------------------------------------------------------------------------------------------------------------------ */
 
 static enum status start(struct control *c, struct error *err)
@@ -217,7 +222,8 @@ static enum status start(struct control *c, struct error *err)
                                     .heartbeat_ms = c->o.heartbeat_ms,
                                     .tls = c->o.tls};
     const struct stage_client_events events = {
-        .ctx = c, .on_open = on_open, .on_message = on_message, .on_closed = on_closed, .plan_acquire = plan_acquire};
+        .ctx = c, .on_open = on_open, .on_message = on_message, .on_closed = on_closed, .plan_acquire = plan_acquire,
+        .plan_release = plan_release};
     TRY(worker_create(&c->o.worker, &c->worker, err));
     TRY(rpc_channel_create(c->loop, c->o.coordinator, &rpc, &c->channel, err));
     /* The worker says nothing before its first assignment, and that comes through the client; HELLO comes from a callback

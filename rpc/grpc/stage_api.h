@@ -47,8 +47,10 @@ struct stage_client_events {
     /* After on_open, and for a refusal (a wrong secret); not for an attempt that found nobody. A new attempt follows by
      * itself after 50-100 ms. */
     void (*on_closed)(void *ctx, const struct error *why);
-    /* NULL: more than the window, a protocol error. One whose message turns out bad is kept for the next plan. */
+    /* NULL: more than the window, a protocol error. */
     struct plan *(*plan_acquire)(void *ctx);
+    /* One whose message turned out bad, before on_closed: a bad message ends the stream. */
+    void (*plan_release)(void *ctx, struct plan *p);
 };
 
 enum status stage_client_create(struct rpc_channel *c, const struct stage_client_events *ev, struct stage_client **out,

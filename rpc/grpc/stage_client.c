@@ -122,6 +122,15 @@ static void on_message(struct rpc_call *c, grpc_byte_buffer *b)
     rpc_call_read(c);
 }
 
+/* The next coordinator may assign something else, and plans of another size. */
+static void give_spare_plan_back(struct stage_client *k)
+{
+    struct plan *spare = k->source.spare_plan;
+    k->source.spare_plan = NULL;
+    if (spare)
+        k->events.plan_release(k->events.ctx, spare);
+}
+
 /* An attempt that never stood and only found nobody there, or was begun anew, is not told: it says nothing new. */
 static int worth_telling(int was_open, const struct error *why)
 {
@@ -136,6 +145,7 @@ static void on_closed(struct rpc_call *c, const struct error *e)
     if (why.status == STATUS_OK)
         error_set(&why, STATUS_CLOSED, "the coordinator has ended the stream");
     stage_stream__drop(&s->stream);
+    give_spare_plan_back(k);
     pthread_mutex_lock(&k->lock);
     int was_open = k->state == CLIENT_OPEN, ending = k->ending;
     k->stream = NULL;

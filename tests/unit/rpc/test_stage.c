@@ -144,6 +144,12 @@ static struct plan *plan_acquire(void *ctx)
     return t.plans[t.n_to % N_OBJECTS];
 }
 
+static void plan_release(void *ctx, struct plan *p)
+{
+    (void)ctx;
+    (void)p; /* it never left the table */
+}
+
 static void start_server(const char *host_port)
 {
     struct error err;
@@ -173,7 +179,7 @@ static void start_tls(const char *client_secret, struct rpc_tls *server_tls, str
     o.tls = client_tls;
     assert_int_equal(rpc_loop_create(&t.client_loop, &err), STATUS_OK);
     assert_int_equal(rpc_channel_create(t.client_loop, t.address, &o, &t.channel, &err), STATUS_OK);
-    struct stage_client_events ev = {NULL, on_open, on_to, on_closed, plan_acquire};
+    struct stage_client_events ev = {NULL, on_open, on_to, on_closed, plan_acquire, plan_release};
     assert_int_equal(stage_client_create(t.channel, &ev, &t.client, &err), STATUS_OK);
 }
 
@@ -473,7 +479,7 @@ static void stage_client_can_go_at_any_moment(void **state)
     for (int i = 0; i < 6; i++) {
         sleep_ms(i * 12);
         stage_client_destroy(t.client);
-        struct stage_client_events ev = {NULL, on_open, on_to, on_closed, plan_acquire};
+        struct stage_client_events ev = {NULL, on_open, on_to, on_closed, plan_acquire, plan_release};
         assert_int_equal(stage_client_create(t.channel, &ev, &t.client, &err), STATUS_OK);
     }
     stop();

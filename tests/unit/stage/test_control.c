@@ -261,6 +261,39 @@ static void an_assignment_that_cannot_be_loaded_is_told_and_ends_the_stage(void 
     stop();
 }
 
+/* A plan that cannot be read ends the stream. What it was read into is of the old assignment: nothing of the next one goes there. */
+static void after_a_bad_plan_the_next_assignment_has_plans_of_its_own_size(void **state)
+{
+    (void)state;
+    enum { SLOTS = 32 };
+    struct from_stage m;
+    struct plan *p;
+    start(NULL, "the-secret-of-this-job");
+    mini_await(t.coordinator, FROM_STAGE_HELLO, &m);
+    mini_assign(t.coordinator, 1);
+    mini_join(t.coordinator, 1);
+    assert_int_equal(plan_create(2 * SLOTS, 1, 0, &p), STATUS_OK);
+    p->n_rows = 1; /* and no run */
+    mini_send(t.coordinator, &(struct to_stage){.kind = TO_STAGE_PLAN, .plan = p});
+    mini_await(t.coordinator, FROM_STAGE_HELLO, &m);
+    mini_assign(t.coordinator, SLOTS);
+    mini_join(t.coordinator, 2);
+    plan_reset(p);
+    p->session = MINI_SESSION;
+    p->epoch = 2;
+    p->tick = 1;
+    for (uint32_t slot = 0; slot < SLOTS; slot++) {
+        plan_add_op(p, &(struct plan_op){.kind = OP_OPEN, .seq = slot + 1, .slot = slot, .sampler.top_p = 1}, NULL);
+        plan_add_op(p, &(struct plan_op){.kind = OP_CLOSE, .seq = slot + 1}, NULL);
+    }
+    mini_send(t.coordinator, &(struct to_stage){.kind = TO_STAGE_PLAN, .plan = p});
+    mini_await(t.coordinator, FROM_STAGE_RESULT, &m);
+    assert_int_equal(m.result->status, STATUS_OK);
+    mini_release(&m);
+    plan_destroy(p);
+    stop();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -271,6 +304,7 @@ int main(void)
         cmocka_unit_test(a_stage_finds_the_next_coordinator_soon),
         cmocka_unit_test(a_wrong_token_ends_the_stage),
         cmocka_unit_test(an_assignment_that_cannot_be_loaded_is_told_and_ends_the_stage),
+        cmocka_unit_test(after_a_bad_plan_the_next_assignment_has_plans_of_its_own_size),
     };
     log_set_levels("error", NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
