@@ -25,8 +25,7 @@ struct peer {
     int fd; /* -1: it has closed */
     int line; /* of job.lines when it connected; whoever comes later may have it again */
     int is_current, has_proof;
-    char heard[256];
-    size_t n_heard;
+    int is_told_ready, told_code; /* what it has heard; -1: no end */
 };
 
 struct play {
@@ -48,35 +47,25 @@ static void connect_peer(struct play *p, int rank)
     for (int i = 0; i < p->n_peers; i++)
         p->peers[i].is_current &= p->peers[i].line != line;
     p->j.lines[line] = (struct job_line){.fd = ends[0], .rank = rank, .since_ns = p->now_ns};
-    p->peers[p->n_peers] = (struct peer){.fd = ends[1], .line = line, .is_current = 1, .has_proof = rank >= 0};
+    p->peers[p->n_peers] = (struct peer){.fd = ends[1], .line = line, .is_current = 1, .has_proof = rank >= 0, .told_code = -1};
     p->speaker = p->n_peers++;
 }
 
+/* What rank 0 says is one of its two lines; it says them whole. */
 static void listen_to(struct peer *a)
 {
+    char heard[1024];
     ssize_t n;
-    while (a->fd >= 0 && a->n_heard < sizeof a->heard - 1 && (n = recv(a->fd, a->heard + a->n_heard, sizeof a->heard - 1 - a->n_heard, 0)) > 0)
-        a->n_heard += (size_t)n;
-    a->heard[a->n_heard] = 0;
-}
-
-/* What rank 0 says is one of its two lines, and whoever has proved itself knows all that was told. */
-static void check_heard(const struct play *p, const struct peer *a, const struct job_line *l)
-{
-    const char *at = a->heard;
-    int code = -1, n, ready = 0;
-    for (; *at; at += n) {
-        n = 0;
-        if (strncmp(at, "READY\n", 6) == 0)
-            n = 6, ready = 1;
+    while (a->fd >= 0 && (n = recv(a->fd, heard, 1, MSG_PEEK)) > 0) {
+        size_t len = heard[0] == 'R' ? 6 : 7; /* codes have two digits here */
+        n = recv(a->fd, heard, len, 0);
+        heard[n > 0 ? n : 0] = 0;
+        CHECK(a->has_proof && n == (ssize_t)len);
+        if (strcmp(heard, "READY\n") == 0)
+            a->is_told_ready = 1;
         else
-            CHECK(sscanf(at, "END %d%n", &code, &n) == 1 && at[n++] == '\n');
+            CHECK(sscanf(heard, "END %d", &a->told_code) == 1 && heard[6] == '\n');
     }
-    CHECK(a->has_proof || !a->n_heard);
-    if (!l || p->j.rank != 0)
-        return;
-    CHECK(ready || !p->j.told_ready);
-    CHECK(!p->j.told_end || code == p->j.end_code);
 }
 
 static void check_lines(struct play *p)
@@ -96,7 +85,10 @@ static void check_lines(struct play *p)
         if (l && l->rank >= 0 && p->j.rank == 0)
             CHECK(a->has_proof && (l->rank >= 1 || i == 0));
         listen_to(a);
-        check_heard(p, a, l && l->rank >= 0 && a->fd >= 0 && a->has_proof ? l : NULL);
+        if (!l || l->rank < 0 || p->j.rank != 0 || a->fd < 0)
+            continue;
+        CHECK(a->is_told_ready || !p->j.told_ready); /* whoever has proved itself knows all that was told */
+        CHECK(!p->j.told_end || a->told_code == p->j.end_code);
     }
 }
 

@@ -1,0 +1,1 @@
+sluice_fuzzer(holder SOURCES fuzz_holder.c DEPS sluice_deploy)
