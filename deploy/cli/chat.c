@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/cli.h"
+#include "deploy/cli/said.h"
 
 enum { MAX_TRIES = 30 };
 
@@ -25,14 +26,9 @@ static void show(const char *text)
     static int tty = -1;
     if (tty < 0)
         tty = isatty(STDOUT_FILENO);
-    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
-        int c1 = p[0] == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0;
-        if (tty && (c1 || *p == 127 || (*p < 32 && *p != '\n' && *p != '\t'))) {
-            putchar('?');
-            p += c1;
-        } else {
-            putchar(*p);
-        }
+    for (size_t n; *text; text += n ? n : 1) {
+        n = tty && *text != '\n' && *text != '\t' ? said_control(text) : 0;
+        putchar(n ? '?' : *text);
     }
     fflush(stdout);
 }

@@ -1,6 +1,6 @@
 /* deploy/cli/cli.h - the commands of `sluice`.
  *
- * Purpose    chat, complete and status against a running service by HTTP; main.c reads the flags, each command has its file.
+ * Purpose    chat and complete against a running service by HTTP; main.c reads the flags, each command has its file.
  * Ownership  Option strings are argv's.
  * Threading  Main thread.
  * Errors     As http.h.
@@ -25,7 +25,5 @@ struct chat_options {
 enum status chat_run(const struct chat_options *o, struct error *err);
 /* How text goes on, without a template: what a base model can do. */
 enum status complete_run(const struct chat_options *o, struct error *err);
-/* json: the raw answer instead of the table. */
-enum status status_run(const struct http *h, int json, struct error *err);
 
 #endif

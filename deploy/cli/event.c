@@ -2,6 +2,16 @@
 
 #include <string.h>
 
+#include "deploy/cli/said.h"
+
+/* The last thing that is written to err: it goes to a terminal, as one line. */
+static enum status plain(enum status s, struct error *err)
+{
+    if (err)
+        said_make_plain(err->message);
+    return s;
+}
+
 enum status event_take_error(const json_t *body, long http, struct error *err)
 {
     const json_t *e = json_object_get(body, "error");
@@ -15,8 +25,9 @@ enum status event_take_error(const json_t *body, long http, struct error *err)
                     : http == 429                                               ? STATUS_CLIENT_LIMIT
                     : http == 503 || json_is_true(json_object_get(e, "retryable")) ? STATUS_PIPELINE
                                                                                    : STATUS_BAD_REQUEST;
-    return error_param(err, s, json_string_value(json_object_get(e, "param")), code, "%s",
-                       message ? message : "no reason was given");
+    error_param(err, s, json_string_value(json_object_get(e, "param")), code, "%s",
+                message && *message ? message : "no reason was given");
+    return plain(s, err);
 }
 
 /* Text of a choice: /v1/completions, or what a chat delta brings (its content, its reasoning). A delta that only names the role is
@@ -44,14 +55,20 @@ static void take_choice(const json_t *choice, struct stream_event *out)
     }
 }
 
+/* Tokens: what a server claims beyond any prompt is no count to calculate with. */
+static int64_t count(const json_t *o, const char *key)
+{
+    return said_whole(json_object_get(o, key), 0, INT32_MAX);
+}
+
 static void take_usage(const json_t *usage, struct stream_event *out)
 {
     if (!json_is_object(usage))
         return;
     out->has_usage = 1;
-    out->prompt_tokens = (int64_t)json_number_value(json_object_get(usage, "prompt_tokens"));
-    out->completion_tokens = (int64_t)json_number_value(json_object_get(usage, "completion_tokens"));
-    out->cached_tokens = (int64_t)json_number_value(json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens"));
+    out->prompt_tokens = count(usage, "prompt_tokens");
+    out->completion_tokens = count(usage, "completion_tokens");
+    out->cached_tokens = count(json_object_get(usage, "prompt_tokens_details"), "cached_tokens");
 }
 
 void event_parse(const char *data, size_t len, struct stream_event *out, struct error *err)
@@ -64,7 +81,7 @@ void event_parse(const char *data, size_t len, struct stream_event *out, struct 
     out->json = json_loadb(data, len, 0, NULL);
     if (!json_is_object(out->json)) {
         out->kind = EVENT_BAD;
-        error_set(err, STATUS_PROTOCOL, "an event that is no JSON object: %.*s", (int)(len < 80 ? len : 80), data);
+        plain(error_set(err, STATUS_PROTOCOL, "an event that is no JSON object: %.*s", (int)(len < 80 ? len : 80), data), err);
         return;
     }
     if (event_take_error(out->json, 0, err) != STATUS_OK) {

@@ -4,7 +4,8 @@
  *            is it a token, which text, does the answer end, what was used.
  * Ownership  event_parse/event_release; the event's texts live until then.
  * Threading  Pure.
- * Errors     kind EVENT_BAD (not a JSON object) or EVENT_ERROR (the server's error object), told in err.
+ * Errors     kind EVENT_BAD (not a JSON object) or EVENT_ERROR (the server's error object), told in err: as one line without control
+ *            characters, whatever the server said.
  */
 #ifndef SLUICE_DEPLOY_CLI_EVENT_H
 #define SLUICE_DEPLOY_CLI_EVENT_H
@@ -30,7 +31,7 @@ struct stream_event {
     uint32_t n_tokens;  /* of a token event: as many as token_ids names, where the server was asked for them, else 1 */
     const char *finish; /* finish_reason, or NULL */
     int has_usage;
-    int64_t prompt_tokens, completion_tokens, cached_tokens;
+    int64_t prompt_tokens, completion_tokens, cached_tokens; /* 0..INT32_MAX, whatever was claimed */
     double decode_ms;   /* the service's own timing; 0: not told */
     json_t *json;
 };

@@ -11,6 +11,7 @@
 #include "deploy/cli/cli.h"
 #include "deploy/cli/flags.h"
 #include "deploy/cli/model.h"
+#include "deploy/cli/status.h"
 
 static const char usage[] =
     "usage: sluice chat [TEXT] [flags]   one answer to TEXT, or a conversation on standard input\n"

@@ -5,6 +5,7 @@
 
 #include "common/base/check.h"
 #include "deploy/cli/event.h"
+#include "deploy/cli/said.h"
 #include "deploy/cli/sse.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -21,7 +22,10 @@ static void check_event(const struct stream_event *e, const struct error *err, c
 {
     CHECK((e->kind == EVENT_DONE) == (len == 6 && memcmp(data, "[DONE]", 6) == 0));
     CHECK((e->kind == EVENT_BAD || e->kind == EVENT_ERROR) == (err->status != STATUS_OK));
-    CHECK(err->status == STATUS_OK || err->message[0] || json_object_get(e->json, "error"));
+    CHECK(err->status == STATUS_OK || err->message[0]);
+    for (const char *p = err->message; *p; p++) /* it is shown on a terminal */
+        CHECK(!said_control(p));
+    CHECK(e->prompt_tokens >= 0 && e->completion_tokens >= 0 && e->cached_tokens >= 0);
     CHECK(e->kind == EVENT_BAD || e->kind == EVENT_DONE || json_is_object(e->json));
     CHECK(e->kind != EVENT_TOKEN || (e->has_choice && e->n_tokens));
     CHECK(!e->text || strlen(e->text) <= 6 * len);

@@ -9,6 +9,7 @@
 
 #include "deploy/cli/event.h"
 #include "deploy/cli/sse.h"
+#include "deploy/cli/status.h"
 
 static void collect(void *ctx, const char *data, size_t len)
 {
@@ -171,6 +172,57 @@ static void a_servers_error_keeps_its_words(void **state)
     json_decref(v);
 }
 
+/* A model, or somebody between, can say anything: it is shown on a terminal, and figures are calculated from it. */
+static void what_a_server_claims_is_shown_plain_and_counted_in_bounds(void **state)
+{
+    static const char evil[] = "{\"error\":{\"message\":\"a\\u001b[2J\\nb\\u009bc\\u007f\"}}", mute[] = "{\"error\":{\"message\":\"\"}}";
+    struct stream_event e;
+    struct error err = {0};
+    (void)state;
+    event_parse(evil, strlen(evil), &e, &err);
+    assert_int_equal(e.kind, EVENT_ERROR);
+    assert_string_equal(err.message, "a?[2J?b??c?");
+    event_release(&e);
+    event_parse(mute, strlen(mute), &e, &err);
+    assert_string_equal(err.message, "no reason was given");
+    event_release(&e);
+    event_parse("\033]0;x\a", 7, &e, &err);
+    assert_int_equal(e.kind, EVENT_BAD);
+    assert_null(strpbrk(err.message, "\033\a"));
+    event_release(&e);
+    static const char usage[] = "{\"usage\":{\"prompt_tokens\":1e300,\"completion_tokens\":-9223372036854775808,"
+                                "\"prompt_tokens_details\":{\"cached_tokens\":9223372036854775807}}}";
+    event_parse(usage, strlen(usage), &e, &err);
+    assert_true(e.has_usage && e.prompt_tokens == INT32_MAX && e.completion_tokens == 0 && e.cached_tokens == INT32_MAX);
+    event_release(&e);
+}
+
+/* The table says what is there, and whatever that is. */
+static void a_status_that_is_none_is_a_table_of_nothing(void **state)
+{
+    static const struct {
+        const char *json, *shows;
+    } all[] = {
+        {"[]", "-: NOT READY, epoch 0"},
+        {"{\"model\":{\"id\":\"m\\u001b[1m\",\"layers\":1e300},\"ready\":true,\"epoch\":7}", "m?[1m: ready, epoch 7"},
+        {"{\"stages\":[{\"layers\":[0,-9223372036854775808],\"weight_bytes\":2097152}]}", "2 MiB"},
+        {"{\"stages\":[{\"layers\":[3,5]}]}", "3..4"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        json_t *v = json_loads(all[i].json, 0, NULL);
+        char *text = NULL;
+        size_t len = 0;
+        FILE *f = open_memstream(&text, &len);
+        status_print(v, f);
+        fclose(f);
+        assert_non_null(strstr(text, all[i].shows));
+        assert_null(strchr(text, 27));
+        free(text);
+        json_decref(v);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -180,6 +232,8 @@ int main(void)
         cmocka_unit_test(usage_and_timings_are_read),
         cmocka_unit_test(tokens_of_an_event_are_counted_by_their_ids),
         cmocka_unit_test(a_servers_error_keeps_its_words),
+        cmocka_unit_test(what_a_server_claims_is_shown_plain_and_counted_in_bounds),
+        cmocka_unit_test(a_status_that_is_none_is_a_table_of_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
