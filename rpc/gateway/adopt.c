@@ -20,18 +20,19 @@
 #include "rpc/gateway/exchange.h"
 #include "rpc/gateway/gateway.h"
 #include "rpc/gateway/keeper.h"
+#include "rpc/gateway/kept_answer.h"
 #include "rpc/gateway/server.h"
 
 #define LOG_MODULE "adopt"
 #include "common/base/log.h"
 
 enum {
-    SEND_MAX = KEEPER_FRAME_MAX + KEEPER_FRAME_EXTRA,
-    HEAD_MAX = 4096,
     FRAMES_A_TURN = 16, /* of one client, before another is served */
     LINGER_MS = 2000,   /* a client that was told that the connection closes may still be reading */
     POLL_MS = 1000,
 };
+
+_Static_assert(KEPT_ANSWER_OUT == EXCHANGE_OUT_MAX, "what was in one process's output is in the next one's");
 
 /* One connection. x: until its answer is complete; then it only waits for the client to close. */
 struct adopted {
@@ -271,88 +272,54 @@ void adopt_wake(struct adopt *all, struct adopted *a)
 
 /* --- taking over -------------------------------------------------------------------------------------------------------- */
 
-static enum status take_reply(struct exchange *x, const struct kept *k, const struct keeper_rest *rest, struct error *err)
+/* Where the answer stands; the rest of it is the exchange's. */
+static void take_answer(struct adopted *a, struct exchange *x, struct kept_answer *rest)
 {
-    struct keeper_record r;
-    struct keeper_reply head;
     struct keeper_state *s = keeper_state(x->keeper);
-    if (!keeper_find(k, KEEPER_REPLY, &r) || r.len < sizeof head || rest->content_at > r.len - sizeof head)
-        return error_set(err, STATUS_PROTOCOL, "the journal lacks the answer that it speaks of");
-    memcpy(&head, r.data, sizeof head);
-    if (head.http < 200 || head.http > 599)
-        return error_set(err, STATUS_PROTOCOL, "the journal's answer has no HTTP status");
-    x->http = (int)head.http;
-    x->retry_after_s = (int)(head.retry_after_s > 60 ? 60 : head.retry_after_s);
-    x->content_type = "application/json";
-    x->have_reply = x->ended = 1;
-    s->handed = rest->content_at; /* what the kernel did not take is taken again */
-    s->frame_content = 0;
-    return buf_append(&x->out, r.data + sizeof head + rest->content_at, r.len - sizeof head - rest->content_at);
-}
-
-static enum status take_stream(struct exchange *x, const struct kept *k, struct error *err)
-{
-    x->http = 200;
-    x->content_type = "text/event-stream";
-    x->have_reply = x->streaming = 1;
-    x->ended = (int)k->state.ended;
-    if (keeper_copy(k, k->state.handed, k->state.produced, &x->out) != STATUS_OK)
-        return error_set(err, STATUS_PROTOCOL, "the journal lacks what the client has not got");
-    x->out_kept = x->out.len;
-    return STATUS_OK;
-}
-
-/* The last bytes of what was under way when the process died. */
-static enum status take_pending(struct adopted *a, const struct kept *k, const struct keeper_record *head,
-                                const struct keeper_rest *rest, struct error *err)
-{
-    struct buf frame;
-    enum status s = STATUS_OK;
-    buf_init(&frame, SEND_MAX);
-    if (rest->frame_left) {
-        keeper_frame_open(&frame, k->state.frame_content);
-        s = keeper_copy(k, k->state.handed - k->state.frame_content, k->state.handed, &frame);
-        keeper_frame_close(&frame);
+    a->need_head = rest->need_head;
+    a->last_taken = rest->last_taken;
+    a->pending = rest->pending;
+    if (rest->framing == KEEPER_UNANSWERED) {
+        buf_fini(&rest->out);
+        return;
     }
-    if (s != STATUS_OK || frame.failed || rest->frame_left > frame.len)
-        s = error_set(err, STATUS_PROTOCOL, "the journal lacks the frame that is under way");
-    else if (rest->head_left)
-        s = buf_append(&a->pending, head->data + head->len - rest->head_left, rest->head_left);
-    else if (rest->frame_left)
-        s = buf_append(&a->pending, frame.data + frame.len - rest->frame_left, rest->frame_left);
-    buf_fini(&frame);
-    return s;
+    x->http = rest->http;
+    x->retry_after_s = rest->retry_after_s;
+    x->have_reply = 1;
+    x->ended = rest->ended;
+    x->streaming = rest->framing == KEEPER_CHUNKED;
+    x->content_type = x->streaming ? "text/event-stream" : "application/json";
+    buf_fini(&x->out);
+    x->out = rest->out;
+    if (x->streaming) {
+        x->out_kept = x->out.len;
+    } else {
+        s->handed = rest->handed;
+        s->frame_content = 0;
+    }
 }
 
-/* From the journal and the connection: where the answer stands. */
+/* From the journal and the connection. */
 static enum status take_over(struct adopted *a, struct exchange *x, struct completion_kept *c, struct error *err)
 {
     struct kept k;
-    struct keeper_rest rest;
-    struct keeper_record head = {0};
+    struct kept_answer rest;
     uint64_t position;
     keeper_view(x->keeper, &k);
-    keeper_find(&k, KEEPER_HEAD, &head);
     if (keeper_position(a->fd, &position) != STATUS_OK)
         return error_set(err, STATUS_CLOSED, "the connection is gone");
-    if (keeper_rest(&k.state, head.len, position, &rest) != STATUS_OK)
-        return error_set(err, STATUS_PROTOCOL, "the connection does not stand where the journal says (%llu bytes)",
-                         (unsigned long long)position);
-    TRY(completion_kept_read(&k, c, err));
+    TRY(kept_answer_read(&k, position, &rest, err));
+    enum status s = completion_kept_read(&k, c, err);
+    if (s != STATUS_OK) {
+        kept_answer_fini(&rest);
+        return s;
+    }
     snprintf(x->request_id, sizeof x->request_id, "%s", c->request.request_id);
     snprintf(x->client, sizeof x->client, "%s", c->request.client);
     x->close_after = (int)c->request.close_after;
     x->started_ns = c->request.started_ns;
-    a->need_head = rest.whole;
-    a->last_taken = (int)k.state.last;
-    enum status s = take_pending(a, &k, &head, &rest, err);
-    if (s == STATUS_OK && k.state.framing == KEEPER_CHUNKED)
-        s = take_stream(x, &k, err);
-    else if (s == STATUS_OK && k.state.framing == KEEPER_LENGTH)
-        s = take_reply(x, &k, &rest, err);
-    if (s != STATUS_OK)
-        completion_kept_fini(c);
-    return s;
+    take_answer(a, x, &rest);
+    return STATUS_OK;
 }
 
 static void set_socket(int fd)
@@ -383,12 +350,10 @@ static enum status adopt_one(struct adopt *all, const struct held_connection *h,
     x->keeper = keeper;
     x->held_id = h->id;
     x->started = 1;
-    buf_init(&a->pending, SEND_MAX + HEAD_MAX);
     a->fd = h->socket;
     atomic_init(&a->ready, 1);
     set_socket(a->fd);
     if ((s = take_over(a, x, &c, err)) != STATUS_OK) {
-        buf_fini(&a->pending);
         free(a);
         exchange_unhold(x);
         exchange_release(x);

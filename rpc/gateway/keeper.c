@@ -129,7 +129,8 @@ enum status keeper_open(int fd, struct keeper **out, struct error *err)
     }
     k->fd = fd;
     enum status s = STATUS_OK;
-    if (fstat(fd, &st) != 0 || st.st_size < RECORDS_AT || !(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK))
+    const int seals = fcntl(fd, F_GET_SEALS); /* -1: not even a memfd */
+    if (fstat(fd, &st) != 0 || st.st_size < RECORDS_AT || seals < 0 || !(seals & F_SEAL_SHRINK))
         s = error_set(err, STATUS_PROTOCOL, "this is no journal of an exchange");
     else if (grow(k, (size_t)st.st_size) != STATUS_OK)
         s = error_set(err, STATUS_OUT_OF_MEMORY, "the journals of exchanges have no more room");
@@ -319,8 +320,12 @@ static int state_is_sane(const struct keeper_state *s)
         return 0;
     if (s->handed > s->produced || s->frame_content > s->handed || s->frame_content > KEEPER_FRAME_MAX || s->last > 1)
         return 0;
-    if (s->last && s->frame_content)
+    if (s->last && (s->frame_content || s->handed != s->produced || !s->ended))
         return 0;
+    if (!s->body_known && (s->handed || s->frame_at || s->last)) /* a frame comes behind a head */
+        return 0;
+    if (s->framing == KEEPER_UNANSWERED)
+        return !s->produced && !s->ring_base && !s->body_known && !s->ended;
     if (s->framing == KEEPER_LENGTH) /* its content is a record */
         return 1;
     return s->ring_base <= s->handed - s->frame_content && s->produced - (s->handed - s->frame_content) <= KEEPER_RING_BYTES;
@@ -337,9 +342,10 @@ int keeper_next(const struct kept *k, uint64_t *at, struct keeper_record *out)
     return 1;
 }
 
+/* The appended sequence ends in the last of its records: what is appended next would else not follow it. */
 static int records_are_sane(const struct kept *k)
 {
-    uint64_t at = 0, end = k->state.records_bytes, n_appended = 0;
+    uint64_t at = 0, end = k->state.records_bytes, n_before = 0, n_last = 0;
     struct record_head h;
     while (at < end) {
         if (end - at < sizeof h)
@@ -347,10 +353,13 @@ static int records_are_sane(const struct kept *k)
         memcpy(&h, k->records + at, sizeof h);
         if (padded(h.len) > end - at || h.kind == 0 || h.kind >= KEEPER_KINDS)
             return 0;
-        n_appended += h.kind == KEEPER_APPENDED ? h.len : 0;
+        if (h.kind == KEEPER_APPENDED) {
+            n_before += n_last;
+            n_last = h.len;
+        }
         at += padded(h.len);
     }
-    return k->state.appended <= n_appended;
+    return k->state.appended - n_before <= n_last && (k->state.appended > n_before || !n_last);
 }
 
 enum status keeper_read(const void *image, size_t len, struct kept *out, struct error *err)
@@ -416,7 +425,7 @@ static enum status rest_of_body(const struct keeper_state *s, uint64_t at, struc
 {
     if (s->framing == KEEPER_LENGTH) {
         out->content_at = at;
-        return at <= s->handed ? STATUS_OK : STATUS_PROTOCOL;
+        return at == s->handed || (at < s->handed && !s->last) ? STATUS_OK : STATUS_PROTOCOL;
     }
     uint64_t frame = keeper_frame_bytes(s);
     if (at < s->frame_at || at - s->frame_at > frame)
@@ -440,7 +449,7 @@ enum status keeper_rest(const struct keeper_state *s, uint64_t head_bytes, uint6
     if (position >= s->wire_body)
         return rest_of_body(s, position - s->wire_body, out);
     out->head_left = s->wire_body - position;
-    if (out->head_left > head_bytes || s->handed)
+    if (out->head_left > head_bytes || s->handed || s->last)
         return STATUS_PROTOCOL;
     return STATUS_OK;
 }

@@ -42,6 +42,7 @@ static ssize_t read_body(void *cls, uint64_t pos, char *to, size_t max)
     (void)cls;
     (void)pos;
     if (s->handed == CONTENT_BYTES) {
+        s->ended = 1;
         keeper_frame(journal, KEEPER_LAST, client_fd);
         return MHD_CONTENT_READER_END_OF_STREAM;
     }

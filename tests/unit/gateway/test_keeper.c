@@ -293,6 +293,11 @@ static void the_head_is_sent_once(void **state)
     assert_int_equal(keeper_rest(&s, 0, 150 + 399, &rest), STATUS_OK);
     assert_int_equal(rest.content_at, 399);
     assert_int_equal(keeper_rest(&s, 0, 150 + 401, &rest), STATUS_PROTOCOL);
+    s.last = s.ended = 1; /* what comes behind the body is under way: the kernel has the body */
+    assert_int_equal(keeper_rest(&s, 0, 150 + 400, &rest), STATUS_OK);
+    assert_int_equal(keeper_rest(&s, 0, 150 + 399, &rest), STATUS_PROTOCOL);
+    s.handed = s.produced = 0;
+    assert_int_equal(keeper_rest(&s, 50, 149, &rest), STATUS_PROTOCOL); /* and the head */
 }
 
 static void a_broken_image_is_refused(void **state)
@@ -324,6 +329,78 @@ static void a_broken_image_is_refused(void **state)
     int other = memfd_create("other", MFD_CLOEXEC);
     assert_int_equal(ftruncate(other, 1 << 20), 0);
     assert_int_equal(keeper_open(other, &k, &err), STATUS_PROTOCOL); /* could be cut off under us */
+}
+
+static enum status open_again(struct keeper *k)
+{
+    struct keeper *again;
+    struct error err;
+    keeper_publish(k);
+    enum status s = keeper_open(dup(keeper_fd(k)), &again, &err);
+    if (s == STATUS_OK)
+        keeper_close(again);
+    return s;
+}
+
+/* Each contradicts itself: whoever went on with it would leave something out or send something twice. */
+static void a_state_that_nobody_writes_is_refused(void **state)
+{
+    static const struct {
+        struct keeper_state s;
+        enum status expected;
+    } all[] = {
+        {{.framing = KEEPER_UNANSWERED, .attempt = 3}, STATUS_OK},
+        {{.framing = KEEPER_UNANSWERED, .produced = 1}, STATUS_PROTOCOL},
+        {{.framing = KEEPER_UNANSWERED, .ended = 1}, STATUS_PROTOCOL},
+        {{.framing = KEEPER_UNANSWERED, .body_known = 1}, STATUS_PROTOCOL},
+        {{.framing = KEEPER_UNANSWERED, .last = 1, .ended = 1}, STATUS_PROTOCOL},
+        {{.framing = KEEPER_CHUNKED, .produced = 9, .handed = 4, .frame_content = 4, .body_known = 1}, STATUS_OK},
+        {{.framing = KEEPER_CHUNKED, .produced = 9, .handed = 4, .frame_content = 4}, STATUS_PROTOCOL}, /* a frame without a head */
+        {{.framing = KEEPER_CHUNKED, .produced = 9, .handed = 9, .body_known = 1, .last = 1, .ended = 1}, STATUS_OK},
+        {{.framing = KEEPER_CHUNKED, .produced = 9, .handed = 9, .body_known = 1, .last = 1}, STATUS_PROTOCOL}, /* the last, and more comes */
+        {{.framing = KEEPER_CHUNKED, .produced = 9, .handed = 8, .body_known = 1, .last = 1, .ended = 1}, STATUS_PROTOCOL},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct keeper *k;
+        assert_int_equal(keeper_create(0, &k), STATUS_OK);
+        *keeper_state(k) = all[i].s;
+        assert_int_equal(open_again(k), all[i].expected);
+        keeper_close(k);
+    }
+}
+
+static void a_sequence_that_does_not_end_in_its_last_record_is_refused(void **state)
+{
+    struct keeper *k;
+    (void)state;
+    assert_int_equal(keeper_create(0, &k), STATUS_OK);
+    keeper_append(k, "abc", 3);
+    assert_int_equal(open_again(k), STATUS_OK);
+    keeper_record(k, KEEPER_APPENDED, "12345678", 8); /* what is appended next would come behind what nobody wrote */
+    assert_int_equal(open_again(k), STATUS_PROTOCOL);
+    keeper_close(k);
+}
+
+/* A file of a file system has no seals at all. */
+static void a_journal_in_a_common_file_is_refused(void **state)
+{
+    struct keeper *k;
+    struct error err;
+    struct stat st;
+    char path[] = "./journal-XXXXXX";
+    int fd = mkstemp(path);
+    (void)state;
+    assert_true(fd >= 0);
+    unlink(path);
+    assert_int_equal(keeper_create(0, &k), STATUS_OK);
+    assert_int_equal(fstat(keeper_fd(k), &st), 0);
+    char *image = malloc((size_t)st.st_size);
+    assert_int_equal(pread(keeper_fd(k), image, (size_t)st.st_size, 0), st.st_size);
+    assert_int_equal(write(fd, image, (size_t)st.st_size), st.st_size);
+    keeper_close(k);
+    free(image);
+    assert_int_equal(keeper_open(fd, &k, &err), STATUS_PROTOCOL);
 }
 
 /* A process writes content, records and frames as fast as it can and is killed at any moment; whatever is there is of one piece. */
@@ -393,6 +470,9 @@ int main(void)
         cmocka_unit_test(every_byte_of_a_chunked_answer_has_its_rest),
         cmocka_unit_test(the_head_is_sent_once),
         cmocka_unit_test(a_broken_image_is_refused),
+        cmocka_unit_test(a_state_that_nobody_writes_is_refused),
+        cmocka_unit_test(a_sequence_that_does_not_end_in_its_last_record_is_refused),
+        cmocka_unit_test(a_journal_in_a_common_file_is_refused),
         cmocka_unit_test(a_writer_that_is_killed_leaves_one_whole_state),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
