@@ -214,6 +214,18 @@ static void give_stage(struct pipeline *p, const struct stage_attachment *a, uin
     pipeline__send(p, stage, &m, now_ns);
 }
 
+/* A stage has come: whoever waits with other numerics was first, but could not serve beside it. */
+static void refuse_other_profiles(struct pipeline *p, int64_t now_ns)
+{
+    const struct stage_attachment *a;
+    for (uint64_t id = 0; stage_table_n_waiting(p->stages) && (a = stage_table_next(p->stages, id)) != NULL;) {
+        struct error why;
+        id = a->id;
+        if (a->waits && check_profile(p, &a->hello, &why) != STATUS_OK)
+            pipeline__refuse(p, id, &why, now_ns);
+    }
+}
+
 /* Words of the other one that came after this HELLO, and were not on their way before it: it lives. */
 static int is_served(const struct pipeline *p, const struct stage_attachment *a)
 {
@@ -231,6 +243,7 @@ void pipeline__seat(struct pipeline *p, int64_t now_ns)
         int stage = a->waits ? stage_for(p, &a->hello, now_ns) : STAGE_NONE;
         if (stage != STAGE_NONE) {
             give_stage(p, a, (uint32_t)stage, now_ns);
+            refuse_other_profiles(p, now_ns);
         } else if (a->waits && is_served(p, a)) {
             struct error why;
             const struct stage_entry *e = stage_table_at(p->stages, a->hello.stage);

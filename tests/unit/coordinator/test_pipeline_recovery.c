@@ -593,6 +593,30 @@ static void a_stages_own_process_comes_back_beside_as_many_spares_as_may_wait(vo
     }
 }
 
+/* Whoever comes first: one pipeline has one numerics profile. */
+static void a_spare_with_other_numerics_serves_no_stage(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    struct fake spare = {.all = &f, .any = 1, .stage = 99};
+    spare.incarnation = 7;
+    struct msg_hello h = fake_hello(&spare);
+    snprintf(h.profile, sizeof h.profile, "p2");
+    fake_attach_with(&spare, &h); /* before all others, as when a coordinator has come back */
+    assert_true(spare.open);
+    fakes_settle(&f);
+    fake_close(&f.fake[1]);
+    fakes_sleep(&f, 5000);
+    if (spare.n_inbox)
+        assert_int_equal(spare.inbox[0].kind, TO_STAGE_EXIT);
+    assert_true(spare.exited && !spare.open);
+    assert_int_equal(spare.exit_status, STATUS_CONFIG);
+    assert_non_null(strstr(spare.exit_message, "numerics profile 'p2'"));
+    fakes_settle(&f);
+    fakes_fini(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -619,6 +643,7 @@ int main(void)
         cmocka_unit_test(a_whole_job_of_stages_without_numbers_comes_up),
         cmocka_unit_test(more_spares_than_stages_are_refused_and_those_that_misbehave_too),
         cmocka_unit_test(a_stages_own_process_comes_back_beside_as_many_spares_as_may_wait),
+        cmocka_unit_test(a_spare_with_other_numerics_serves_no_stage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
