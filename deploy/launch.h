@@ -12,6 +12,7 @@
 
 #include <stdint.h>
 
+#include "common/base/address.h"
 #include "common/base/config.h"
 #include "deploy/holder.h"
 #include "deploy/job.h"
@@ -31,8 +32,8 @@ struct launcher {
     int local, n_local; /* among the ranks of this host */
     int one_host;
     struct rank_facts facts[JOB_MAX_RANKS];
-    char coordinator[128]; /* as the processes of this rank reach it */
-    char listen[128];      /* --grpc of the coordinator */
+    char coordinator[ADDRESS_TEXT]; /* as the processes of this rank reach it */
+    char listen[ADDRESS_TEXT];      /* --grpc of the coordinator */
     char bin[3072];        /* folder of the programs */
     int secret_fd, ready_pipe[2], signal_fd;
     struct job job;

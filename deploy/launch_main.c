@@ -169,7 +169,7 @@ static enum status check_join(struct launcher *l, struct error *err)
     TRY(address_parse(l->config.join, -1, "join", &a, err));
     if (!l->config.token_file)
         return error_set(err, STATUS_CONFIG, "--join needs --token-file, with the secret of the service that it joins");
-    snprintf(l->coordinator, sizeof l->coordinator, "%.100s:%u", a.host, a.port);
+    address_print(&a, l->coordinator);
     l->n_ranks = l->n_stages = l->n_local = 1;
     return STATUS_OK;
 }
@@ -212,14 +212,14 @@ static enum status choose_addresses(struct launcher *l, struct error *err)
     TRY(address_parse(l->config.grpc, -1, "grpc", &a, err));
     if (a.port == 0)
         return error_set(err, STATUS_CONFIG, "--grpc: port 0 is not allowed here; the stages must know it");
-    snprintf(l->listen, sizeof l->listen, "%.100s:%u", a.host, a.port);
+    address_print(&a, l->listen);
     if (!l->one_host && address_is_loopback(&a)) {
         snprintf(l->listen, sizeof l->listen, "0.0.0.0:%u", a.port);
         snprintf(a.host, sizeof a.host, "%s", l->facts[0].address);
     }
-    if (strcmp(a.host, "0.0.0.0") == 0)
+    if (strcmp(a.host, "0.0.0.0") == 0 || strcmp(a.host, "::") == 0)
         snprintf(a.host, sizeof a.host, "%s", l->one_host ? "127.0.0.1" : l->facts[0].address);
-    snprintf(l->coordinator, sizeof l->coordinator, "%.100s:%u", a.host, a.port);
+    address_print(&a, l->coordinator);
     return STATUS_OK;
 }
 

@@ -250,7 +250,7 @@ static void read_ready(struct launcher *l)
 
 static const char *how_to_join(const struct launcher *l)
 {
-    static char text[300];
+    static char text[400];
     if (l->config.token_file)
         snprintf(text, sizeof text, "`sluice-launch --join %s --token-file F --model F` on any machine replaces its stage", l->coordinator);
     else

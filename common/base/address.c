@@ -35,6 +35,11 @@ enum status address_parse(const char *text, int default_port, const char *flag, 
     return STATUS_OK;
 }
 
+void address_print(const struct address *a, char out[ADDRESS_TEXT])
+{
+    snprintf(out, ADDRESS_TEXT, strchr(a->host, ':') ? "[%s]:%u" : "%s:%u", a->host, a->port);
+}
+
 enum status address_resolve(const struct address *a, struct sockaddr_storage *out, socklen_t *len, struct error *err)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV}, *found = NULL;

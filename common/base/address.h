@@ -20,6 +20,9 @@ struct address {
 
 /* default_port < 0: the port must be there. `flag` names the parameter in the error. */
 enum status address_parse(const char *text, int default_port, const char *flag, struct address *out, struct error *err);
+/* HOST:PORT as address_parse reads it: IPv6 gets its brackets back. */
+enum { ADDRESS_TEXT = 272 };
+void address_print(const struct address *a, char out[ADDRESS_TEXT]);
 enum status address_resolve(const struct address *a, struct sockaddr_storage *out, socklen_t *len, struct error *err);
 int address_is_loopback(const struct address *a);
 

@@ -56,6 +56,22 @@ exec {BIN}/sluice-stage-fake "$@"
         return path
 
 
+# --- addresses -------------------------------------------------------------------------------------------------------------------
+
+@case("fast", seconds=60)
+def fc_launch_a_coordinator_listens_on_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as e:
+        raise Skip(f"no IPv6 here: {e}") from None
+    for mpi, host in ((False, "[::1]"), (True, "[::]")):
+        s = Launched(stages=2, mpi=mpi)
+        s.flags += ["--grpc", f"{host}:{s.grpc_port}", *token(s)]
+        with s:
+            s.ask(p := ids(4, 1), 8).assert_reference(p, 8)
+
+
 # --- starts that fail ------------------------------------------------------------------------------------------------------------
 
 def fails_to_start(code, last, cause, command=None, flags=(), rank=1, detach=False):

@@ -257,6 +257,23 @@ static void address_with_more_than_host_and_port_is_refused(void **state)
     }
 }
 
+static void address_is_printed_as_it_is_read(void **state)
+{
+    (void)state;
+    struct address a, again;
+    char name[255 + 7], out[ADDRESS_TEXT];
+    memset(name, 'n', 255);
+    memcpy(name + 255, ":65535", 7);
+    const char *const texts[] = {"h:0", "10.0.0.1:80", "[::1]:7411", "[fe80::1%eth0]:1", name};
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
+        assert_int_equal(address_parse(texts[i], -1, "x", &a, NULL), STATUS_OK);
+        address_print(&a, out);
+        assert_string_equal(out, texts[i]);
+        assert_int_equal(address_parse(out, -1, "x", &again, NULL), STATUS_OK);
+        assert_true(strcmp(a.host, again.host) == 0 && a.port == again.port);
+    }
+}
+
 static void loopback_is_an_address_not_the_beginning_of_a_name(void **state)
 {
     (void)state;
@@ -383,6 +400,7 @@ int main(void)
         cmocka_unit_test(log_lines_stay_one_line_whatever_a_client_sent),
         cmocka_unit_test(address_forms),
         cmocka_unit_test(address_with_more_than_host_and_port_is_refused),
+        cmocka_unit_test(address_is_printed_as_it_is_read),
         cmocka_unit_test(loopback_is_an_address_not_the_beginning_of_a_name),
         cmocka_unit_test(one_pinned_thread_has_one_usable_core),
         cmocka_unit_test(a_file_is_read_whole_up_to_its_bound_and_errors_name_it),
