@@ -43,6 +43,9 @@ struct launcher {
     enum phase phase;
     int ready, exit_code, kills;
     int64_t phase_until_ns;
+    /* Of a drain: */
+    pid_t asked_coordinator, asked_gateway; /* who has been asked; 0: none yet */
+    int gateway_returns;   /* one has died: the next asks for its answers again */
     char why[200];         /* of an exit_code that is not 0: the last words */
     /* --detach and --pid-file */
     int starter_fd;        /* to the process that mpirun waits for; -1: none, or it has been told */

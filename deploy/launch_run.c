@@ -57,6 +57,21 @@ static void begin_end(struct launcher *l, int code)
         supervisor_signal(&l->sup, SIGINT);
 }
 
+/* No process, and none to come. */
+static int is_over(const struct child *c)
+{
+    return !c->pid && !c->start_at_ns;
+}
+
+/* Asks the process that c is now, once. One that has not spoken yet does not hold its signals and would die of this one. */
+static void ask_to_drain(const struct child *c, pid_t *asked)
+{
+    if (!c->pid || c->pid == *asked || !c->beat_ns)
+        return;
+    *asked = c->pid;
+    kill(c->pid, SIGTERM);
+}
+
 static void begin_drain(struct launcher *l)
 {
     if (!l->coordinator_child) { /* nothing to drain here: the streams are elsewhere, and wait for another stage */
@@ -66,12 +81,21 @@ static void begin_drain(struct launcher *l)
     }
     LOG_INFO("draining: running requests finish within %lld ms; once more ends at once", (long long)l->config.drain_ms);
     l->phase = PHASE_DRAIN;
-    l->sup.ending = 1;
     l->phase_until_ns = clock_now_ns() + l->config.drain_ms * NS_PER_MS + DRAIN_SLACK_NS;
-    if (l->coordinator_child->pid)
-        kill(l->coordinator_child->pid, SIGTERM);
-    if (l->gateway_child->pid)
-        kill(l->gateway_child->pid, SIGTERM);
+    l->gateway_returns = !is_over(l->gateway_child) && (!l->gateway_child->pid || !l->gateway_child->beat_ns);
+    ask_to_drain(l->coordinator_child, &l->asked_coordinator);
+    ask_to_drain(l->gateway_child, &l->asked_gateway);
+}
+
+/* What was started since then is asked too: a gateway at once, it has taken over the answers of the one before by the time that it
+ * looks; a coordinator has none of them before the gateway asks again, and would end at once. */
+static void go_on_draining(struct launcher *l, int64_t now)
+{
+    ask_to_drain(l->gateway_child, &l->asked_gateway);
+    if (is_over(l->gateway_child))
+        ask_to_drain(l->coordinator_child, &l->asked_coordinator);
+    if (now >= l->phase_until_ns || (!l->coordinator_child->pid && is_over(l->gateway_child)))
+        begin_end(l, EXIT_ASKED);
 }
 
 /* Ends this launcher with a code that is not 0. */
@@ -175,17 +199,30 @@ static void start_again(struct launcher *l, const struct child_end *end, const c
     fatal(l, end->signal ? EXIT_BUG : end->code ? end->code : EXIT_BUG, last);
 }
 
+/* A drain is for the answers that run: does one of them need what has ended? The coordinator forgets those of a gateway that dies,
+ * and ends with its stages when it has no others; the next gateway asks for them. */
+static int is_missed(struct launcher *l, const struct child_end *end)
+{
+    const struct child *c = end->child;
+    const int well = !end->signal && end->code == EXIT_ASKED, is_gateway = c == l->gateway_child;
+    const int is_done = end->is_released || (well && (is_gateway || c == l->coordinator_child));
+    if (!l->ready)
+        return 0;
+    l->gateway_returns |= is_gateway && !is_done;
+    return is_gateway ? !is_done : !is_over(l->gateway_child) && (!is_done || l->gateway_returns);
+}
+
 static void child_ended(struct launcher *l, const struct child_end *end, int64_t now)
 {
     char what[200];
     describe_end(end, what, sizeof what);
     if (l->phase == PHASE_END)
         return;
-    if (l->phase == PHASE_DRAIN)
+    if (l->phase == PHASE_DRAIN && !is_missed(l, end))
         LOG_INFO("%s", what);
     else if (is_hopeless(l, end))
         fatal(l, end->code, what);
-    else if (ended_for_good(l, end, what))
+    else if (l->phase == PHASE_RUN && ended_for_good(l, end, what))
         return;
     else if (end->is_released)
         start_again_later(end, what, now);
@@ -375,8 +412,8 @@ void launch_supervise(struct launcher *l)
         read_job(l, now);
         rejoin(l, now);
         look_at_starter(l);
-        if (l->phase == PHASE_DRAIN && (now >= l->phase_until_ns || (!l->coordinator_child->pid && !l->gateway_child->pid)))
-            begin_end(l, EXIT_ASKED);
+        if (l->phase == PHASE_DRAIN)
+            go_on_draining(l, now);
         if (l->phase == PHASE_END && now >= l->phase_until_ns) {
             supervisor_signal(&l->sup, SIGKILL);
             l->phase_until_ns = now + KILL_AFTER_NS;
