@@ -1,5 +1,5 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "common/text/pretokenizer.h"
+#include "common/text/pretokenizer_impl.h"
 
 #include <pcre2.h>
 #include <stdio.h>
@@ -213,6 +213,7 @@ void pretokenizer_scratch_destroy(struct pretokenizer_scratch *s)
 struct splitter {
     const struct pretokenizer *p;
     struct pretokenizer_scratch *scratch;
+    size_t search_bytes, max_word;
     struct work *work;
     pretokenizer_sink sink;
     void *context;
@@ -228,7 +229,7 @@ static size_t back_to_character(const char *text, size_t at)
 static enum status too_long(struct splitter *sp)
 {
     return error_param(sp->work->err, STATUS_BAD_REQUEST, NULL, "word_too_long",
-                       "the text has a run of more than %d bytes without a word boundary", PRETOKENIZER_MAX_WORD);
+                       "the text has a run of more than %zu bytes without a word boundary", sp->max_word);
 }
 
 /* The first match that starts in [from, *searched): found 1 and its place. Only a window is shown to PCRE2, so that one
@@ -236,8 +237,8 @@ static enum status too_long(struct splitter *sp)
 static enum status find(struct splitter *sp, const pcre2_code *code, const char *text, size_t len, size_t from,
                         size_t *searched, int *found, size_t *start, size_t *end)
 {
-    size_t limit = len - from > SEARCH_BYTES ? back_to_character(text, from + SEARCH_BYTES) : len;
-    size_t window = len, enough = (size_t)SEARCH_BYTES + PRETOKENIZER_MAX_WORD + 8;
+    size_t limit = len - from > sp->search_bytes ? back_to_character(text, from + sp->search_bytes) : len;
+    size_t window = len, enough = sp->search_bytes + sp->max_word + 8;
     if (len - from > enough)
         window = back_to_character(text, from + enough);
     uint32_t options = PCRE2_NO_UTF_CHECK | (window < len ? PCRE2_PARTIAL_HARD : 0);
@@ -265,7 +266,7 @@ static enum status piece(struct splitter *sp, unsigned pass, const char *text, s
         return STATUS_OK;
     if (pass < sp->p->n_passes)
         return split(sp, pass, text, len);
-    if (len > PRETOKENIZER_MAX_WORD)
+    if (len > sp->max_word)
         return too_long(sp);
     return sp->sink(sp->context, text, len);
 }
@@ -291,9 +292,17 @@ static enum status split(struct splitter *sp, unsigned pass, const char *text, s
     return piece(sp, pass + 1, text + gap, len - gap);
 }
 
+enum status pretokenizer__split_within(const struct pretokenizer *p, struct pretokenizer_scratch *s, const char *text, size_t len,
+                                       size_t search_bytes, size_t max_word, struct work *work, pretokenizer_sink sink,
+                                       void *context)
+{
+    struct splitter sp = {.p = p, .scratch = s, .search_bytes = search_bytes, .max_word = max_word, .work = work, .sink = sink,
+                          .context = context};
+    return piece(&sp, 0, text, len);
+}
+
 enum status pretokenizer_split(const struct pretokenizer *p, struct pretokenizer_scratch *s, const char *text, size_t len,
                                struct work *work, pretokenizer_sink sink, void *context)
 {
-    struct splitter sp = {.p = p, .scratch = s, .work = work, .sink = sink, .context = context};
-    return piece(&sp, 0, text, len);
+    return pretokenizer__split_within(p, s, text, len, SEARCH_BYTES, PRETOKENIZER_MAX_WORD, work, sink, context);
 }

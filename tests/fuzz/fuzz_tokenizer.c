@@ -2,9 +2,11 @@
  *
  * Input      1 byte kind of vocabulary, pre-tokenizer and shape, 1 byte number of tokens (and whether a space is put in
  *            front), then for each: kind (and score), length, bytes; byte-level only: 1 byte number of merges, then for each:
- *            length, bytes; the rest is the text. The 256 byte symbols, or <unk>, U+2581 and the byte tokens, come first
+ *            length, bytes; the rest is the text. Text that begins with 0xff, which none may, is a long one: 1 byte
+ *            how long (255: longer than a word may be, else in steps of 64 bytes), 1 byte length, bytes that are repeated.
+ *            The 256 byte symbols, or <unk>, U+2581 and the byte tokens, come first
  *            unless the shape says otherwise.
- * Must hold  A vocabulary is refused or works. A sound text becomes at most tokenizer_max_ids ids. With all bytes, ids of a text
+ * Must hold  A vocabulary is refused or works. A sound text becomes at most tokenizer_max_ids ids, or has a word that is too long. With all bytes, ids of a text
  *            give the text back. A marked text has no control token. Streamed pieces are UTF-8 and add up to what all ids
  *            give at once.
  */
@@ -17,6 +19,7 @@
 #include "common/base/log.h"
 #include "common/text/chat_mark.h"
 #include "common/text/detokenizer.h"
+#include "common/text/pretokenizer.h"
 #include "common/text/tokenizer_impl.h"
 #include "common/text/utf8.h"
 #include "tests/unit/text/vocabulary_maker.h"
@@ -203,6 +206,39 @@ static void encode_text(const struct tokenizer *t, const char *text, size_t len,
     tokenizer_encode(t, text, len, TOKENIZE_ADD_SPECIAL, INT64_MAX, ids, len / 2, &n, &err);
 }
 
+/* Of a long text ids are counted and said again, no more: it is there for the windows that such a text is looked at in. */
+static void encode_long(const struct tokenizer *t, const uint8_t *data, size_t size, struct shape shape)
+{
+    enum { STEP = 64, LONGEST = PRETOKENIZER_MAX_WORD + (64 << 10) + 100 };
+    static char text[LONGEST];
+    static uint32_t ids[5 * LONGEST];
+    const size_t piece = data[1] < size - 2 ? data[1] : size - 2, want = data[0] == 255 ? LONGEST : data[0] * (size_t)STEP;
+    size_t len = 0, n;
+    struct error err = {0};
+    struct buf said;
+    for (; piece && len + piece <= want; len += piece)
+        memcpy(text + len, data + 2, piece);
+    const int sound = utf8_valid_len(text, len) == len;
+    CHECK(tokenizer_max_ids(t, len) <= ARRAY_LEN(ids));
+    enum status s = tokenizer_encode(t, text, len, 0, INT64_MAX, ids, tokenizer_max_ids(t, len), &n, &err);
+    if (s != STATUS_OK) {
+        CHECK(s == STATUS_BAD_REQUEST && err.message[0]);
+        CHECK(sound ? len > PRETOKENIZER_MAX_WORD && strcmp(err.code, "word_too_long") == 0 : strcmp(err.code, "invalid_utf8") == 0);
+        return;
+    }
+    CHECK(sound);
+    if (shape.sentencepiece || !shape.whole)
+        return;
+    buf_init(&said, 1 << 24);
+    for (size_t i = 0; i < n && !said.failed; i++) {
+        const struct text p = tokenizer_piece(t, ids[i], 1);
+        CHECK(buf_append(&said, p.data, p.len) == STATUS_OK);
+    }
+    len = chat_mark_remove(text, len);
+    CHECK(said.len == len && (len == 0 || memcmp(said.data, text, len) == 0));
+    buf_fini(&said);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -221,6 +257,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (tokenizer_create(g, &t, &err) == STATUS_OK) {
         size_t left = (size_t)(r.end - r.at), n_text = left < MAX_TEXT ? left : MAX_TEXT;
         uint32_t ids[256];
+        if (left >= 3 && r.at[0] == 0xff)
+            encode_long(t, r.at + 1, left - 1, shape);
         encode_text(t, (const char *)r.at, n_text, shape);
         for (size_t i = 0; i < 256 && i < left; i++)
             ids[i] = r.at[i] + (uint32_t)(i % 3 ? 0 : 70);
