@@ -29,6 +29,7 @@ enum {
     ENGINE_INBOX_CANCELS = ENGINE_INBOX / 4,
     ENGINE_MAX_ATTACHMENTS = 2 * MAX_STAGES + 8,
     ENGINE_TOKEN_LISTS = 1024, /* a power of two */
+    ENGINE_PROFILES = 16,
 };
 
 enum engine_message_kind {
@@ -142,8 +143,9 @@ struct engine {
     struct engine_snapshot *snapshot;
     atomic_int ready, idle;        /* any thread */
     atomic_int_fast64_t alive_ns;  /* any thread: when the engine last published */
-    char profile[64];              /* written once, before `profiled` */
-    atomic_int profiled;
+    char profile[ENGINE_PROFILES][64]; /* numerics that the stages have had; written once each */
+    int n_profiles;
+    _Atomic(const char *) profiled; /* any thread: the present one; NULL: none was told */
 };
 
 /* engine_requests.c */
@@ -192,6 +194,7 @@ uint32_t engine__limit(const struct engine *e, const struct request *r); /* posi
 /* Its next row will be at position next: reserves one block more, or marks it starved. */
 void engine__need_room(struct engine *e, struct request *r, uint32_t next);
 void engine__not_starved(struct engine *e, struct request *r); /* it got room, or needs none any more */
+int engine__is_short(const struct engine *e); /* somebody is starved who could go on: nobody starts */
 void engine__committed(struct engine *e, struct request *r, uint32_t n_positions); /* so many are retired: full blocks become cache */
 void engine__relieve(struct engine *e, int64_t now);        /* starved ones get room, by parking others */
 struct request *engine__next_parked(const struct engine *e); /* NULL: none */

@@ -138,6 +138,13 @@ static struct request *oldest(const struct engine *e, int starved_only)
     return best;
 }
 
+/* Somebody who could go on cannot for want of a block. Who waits for his client besides asks again when that has read: until
+ * then others may have what there is. */
+int engine__is_short(const struct engine *e)
+{
+    return e->n_starved > 0 && oldest(e, 1) != NULL;
+}
+
 static int gives_way_before(const struct request *r, const struct request *other)
 {
     if (r->throttled != other->throttled)

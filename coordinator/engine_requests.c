@@ -83,7 +83,7 @@ void engine__park(struct engine *e, struct request *r, int64_t now)
     r->item.deadline_ns = 0; /* engine__expire ends those that have begun */
     if (r->ending) /* it needs no slot again, only a client that reads */
         admission_finish(e->admission, &r->item);
-    else
+    else if (!r->throttled) /* else when its client has read: whoever cannot go on is not the first in line */
         admission_park(e->admission, &r->item, now);
     list_remove(&r->link);
     list_push_back(&e->parked, &r->link);
@@ -113,7 +113,10 @@ static enum log_level level_of(const struct error *err)
 void engine__end(struct engine *e, struct request *r, enum request_state state, const struct error *err)
 {
     if (r->state == REQUEST_QUEUED || r->state == REQUEST_PARKED) {
-        admission_remove(e->admission, &r->item);
+        if (r->item.running) /* parked, and its client does not read */
+            admission_finish(e->admission, &r->item);
+        else
+            admission_remove(e->admission, &r->item);
     } else if (r->state == REQUEST_READING || r->state == REQUEST_DECODING) {
         if (r->no_cache)
             blocks_forget(e->blocks, r->ref);
@@ -197,6 +200,15 @@ enum reject_reason engine__reject_reason(enum status s)
                                     : REJECT_QUEUE_FULL;
 }
 
+/* Somebody is parked who does not wait for his client. */
+static int may_go_on(const struct engine *e)
+{
+    LIST_EACH(it, &e->parked)
+        if (!LIST_ENTRY(it, struct request, link)->throttled)
+            return 1;
+    return 0;
+}
+
 static enum status take(struct engine *e, struct request *r, int64_t now, struct error *err)
 {
     if (e->draining && !engine__is_part_of_running(e, r)) {
@@ -222,8 +234,8 @@ static enum status take(struct engine *e, struct request *r, int64_t now, struct
         .sibling = engine__has_sibling(e, r),
         .deadline_ns = r->goes_first ? 0 : r->deadline_ns, /* engine__expire ends those that have begun */
     };
-    int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 && !e->n_parked && !e->n_starved &&
-                    engine__has_room(e, r);
+    int may_start = pipeline_running(e->pipeline) && slots_count(e->slots, SLOT_FREE) > 0 && !may_go_on(e) &&
+                    !engine__is_short(e) && engine__has_room(e, r);
     return admission_push(e->admission, &r->item, may_start, now, err);
 }
 
@@ -276,7 +288,7 @@ void engine__submit(struct engine *e, struct request *r, int64_t now)
         return;
     /* Before the next one is judged: a free slot is not a place in the queue. But whoever waits before it is looked at once a
      * turn only: his prompt may be long to look up, and strangers could ask for that with each request. */
-    if (!e->n_parked && admission_next(e->admission) == &r->item)
+    if (!may_go_on(e) && admission_next(e->admission) == &r->item)
         engine__admit(e, now);
 }
 
@@ -293,8 +305,6 @@ static void start(struct engine *e, struct request *r, int64_t now)
         .run_rows = 1,
     };
     CHECK(sched_add(e->sched, r->ref, &q) == STATUS_OK);
-    if (r->throttled)
-        sched_pause(e->sched, r->ref, 1);
     e->by_slot[r->ref.slot] = r;
     list_remove(&r->link);
     list_push_back(&e->running, &r->link);
@@ -383,7 +393,7 @@ static int admit_one(struct engine *e, int64_t now)
 /* Nobody starts on blocks that a running one waits for. */
 void engine__admit(struct engine *e, int64_t now)
 {
-    while (pipeline_running(e->pipeline) && e->n_starved == 0 && admit_one(e, now))
+    while (pipeline_running(e->pipeline) && !engine__is_short(e) && admit_one(e, now))
         ;
 }
 
@@ -410,12 +420,12 @@ void engine__expire(struct engine *e, int64_t now)
 
 /* --- what waiting clients are told ------------------------------------------------------------------------------------------- */
 
-/* Whoever holds no slot hears its place in line, so that its connection is seen to live. */
+/* Whoever holds no slot hears its place in line, so that its connection is seen to live. Who does not read has none. */
 static void tell_waiting(struct engine *e, struct list *waiting, int64_t now)
 {
     LIST_EACH(it, waiting) {
         struct request *r = LIST_ENTRY(it, struct request, link);
-        if (now - r->last_progress_ns < PROGRESS_NS)
+        if (r->throttled || now - r->last_progress_ns < PROGRESS_NS)
             continue;
         r->last_progress_ns = now;
         const struct generate_event ev = {.kind = GENERATE_PROGRESS,

@@ -244,10 +244,10 @@ void engine__check(const struct engine *e)
     CHECK(slots_count(e->slots, SLOT_READING) == e->n_reading);
     CHECK(slots_count(e->slots, SLOT_DECODING) == e->n_decoding);
     CHECK(e->n_preempted <= e->n_parked);
-    uint32_t n_ending = 0;
+    uint32_t n_throttled = 0;
     LIST_EACH(it, &e->parked)
-        n_ending += LIST_ENTRY(it, struct request, link)->ending != FINISH_NONE;
-    CHECK(admission_stats(e->admission).n_waiting + n_ending == e->n_queued + e->n_parked);
+        n_throttled += LIST_ENTRY(it, struct request, link)->throttled != 0;
+    CHECK(admission_stats(e->admission).n_waiting + n_throttled == e->n_queued + e->n_parked);
     CHECK(e->metrics.accepted == e->metrics.done + e->metrics.failed + e->metrics.expired + e->metrics.cancelled +
                                      e->n_queued + e->n_reading + e->n_decoding + e->n_parked);
 }

@@ -157,14 +157,16 @@ void engine__token(struct engine *e, struct request *r, const struct result_run 
         no_memory(e, r);
 }
 
-static void retry(struct engine *e, struct request *r)
+static void retry(struct engine *e, struct request *r, int64_t now)
 {
     enum status s = flush(r);
     if (s == STATUS_OUT_OF_MEMORY) {
         no_memory(e, r);
     } else if (s == STATUS_OK) {
         r->throttled = 0;
-        if (r->state != REQUEST_PARKED)
+        if (r->state == REQUEST_PARKED)
+            admission_park(e->admission, &r->item, now);
+        else
             sched_pause(e->sched, r->ref, 0);
     }
 }
@@ -187,6 +189,6 @@ void engine__retry_stalled(struct engine *e, int64_t now)
             if (r->ending)
                 finish(e, r, r->ending);
             else if (r->throttled)
-                retry(e, r);
+                retry(e, r, now);
         }
 }

@@ -177,6 +177,95 @@ static void who_runs_gets_its_blocks_before_who_comes(void **state)
     }
 }
 
+/* One that has used up its blocks, and whose client does not read: once others have left there is room for all, and nobody is to
+ * wait until it reads. */
+static void who_needs_a_block_and_does_not_read_holds_nobody_up(void **state)
+{
+    (void)state;
+    uint32_t n_starved = 0;
+    for (uint32_t stall_at = 132; stall_at < 140; stall_at++) { /* 40 + 128 positions are reserved: 11 blocks */
+        struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){.n_slots = 3, .flags = FLAGS("--kv-blocks", "22")});
+        struct sim_call *slow = sim_call_new(s, "slow", 40, 200), *other = sim_call_new(s, "other", 40, 200);
+        slow->stall_at = stall_at;
+        slow->stall_ns = 5 * NS_PER_S;
+        sim_call_submit(slow);
+        engine_sim_step(s);
+        sim_call_submit(other);
+        while (slow->n_ids < stall_at)
+            engine_sim_step(s);
+        engine_sim_run(s, engine_sim_now_ns(s) + NS_PER_S / 10);
+        sim_call_cancel(other);
+        struct sim_call *next = sim_call_new(s, "next", 20, 8);
+        sim_call_submit(next);
+        n_starved += engine_sim_engine(s)->n_starved;
+        engine_sim_run(s, engine_sim_now_ns(s) + NS_PER_S);
+        if (next->finish != FINISH_LENGTH)
+            fail_msg("after %u ids of the slow one the next one has not begun", stall_at);
+        engine_sim_run_out(s, 60 * NS_PER_S);
+        assert_int_equal(slow->finish, FINISH_LENGTH);
+        sim_call_free(slow);
+        sim_call_free(other);
+        sim_call_free(next);
+        close_quiet(s);
+    }
+    assert_true(n_starved > 0);
+}
+
+/* One that was parked and whose client does not read, with more to come than there is room for now, is not the first in line. */
+static void who_is_parked_and_does_not_read_holds_nobody_up(void **state)
+{
+    (void)state;
+    for (uint32_t n_stages = 1; n_stages <= 3; n_stages++) {
+        struct engine_sim *s = engine_sim_open(
+            &(struct engine_sim_options){.n_stages = n_stages, .n_slots = 3, .flags = FLAGS("--kv-blocks", "22")});
+        struct sim_call *slow = sim_call_new(s, "slow", 40, 200), *other = sim_call_new(s, "other", 40, 260);
+        slow->stall_at = 20;
+        slow->stall_ns = 9 * NS_PER_S;
+        sim_call_submit(slow);
+        engine_sim_step(s);
+        sim_call_submit(other);
+        while (engine_sim_engine(s)->n_parked == 0)
+            engine_sim_step(s);
+        assert_true(slow->request->preempted && slow->request->throttled);
+        struct sim_call *next = sim_call_new(s, "next", 20, 8);
+        sim_call_submit(next);
+        while (!sim_call_ended(next) && !sim_call_ended(other))
+            engine_sim_step(s);
+        assert_int_equal(next->finish, FINISH_LENGTH);
+        engine_sim_run_out(s, 60 * NS_PER_S);
+        assert_int_equal(slow->finish, FINISH_LENGTH);
+        assert_int_equal(other->finish, FINISH_LENGTH);
+        sim_call_free(slow);
+        sim_call_free(other);
+        sim_call_free(next);
+        close_quiet(s);
+    }
+}
+
+/* Without a queue: whoever can start at once is taken, though one that lost its slot with an epoch waits for its client. */
+static void a_free_slot_is_given_beside_one_that_is_parked_and_does_not_read(void **state)
+{
+    (void)state;
+    struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){.n_slots = 2, .flags = FLAGS("--queue-requests", "0")});
+    struct sim_call *slow = sim_call_new(s, "slow", 40, 200), *next = sim_call_new(s, "next", 20, 8);
+    slow->stall_at = 20;
+    slow->stall_ns = 9 * NS_PER_S;
+    sim_call_submit(slow);
+    while (!slow->request->throttled)
+        engine_sim_step(s);
+    engine_sim_lose_stage(s, 0, NS_PER_S / 10);
+    engine_sim_run(s, engine_sim_now_ns(s) + NS_PER_S);
+    assert_int_equal(engine_sim_engine(s)->n_parked, 1);
+    sim_call_submit(next);
+    engine_sim_run(s, engine_sim_now_ns(s) + NS_PER_S);
+    assert_int_equal(next->finish, FINISH_LENGTH);
+    engine_sim_run_out(s, 60 * NS_PER_S);
+    assert_int_equal(slow->finish, FINISH_LENGTH);
+    sim_call_free(slow);
+    sim_call_free(next);
+    close_quiet(s);
+}
+
 /* --- clients that leave ------------------------------------------------------------------------------------------------------- */
 
 static void free_call(struct sim_call *c)
@@ -420,6 +509,9 @@ int main(void)
         cmocka_unit_test(answers_of_lengths_that_nobody_can_guess_are_not_read_again_and_again),
         cmocka_unit_test(four_requests_that_fill_a_small_pool_have_their_texts),
         cmocka_unit_test(who_runs_gets_its_blocks_before_who_comes),
+        cmocka_unit_test(who_needs_a_block_and_does_not_read_holds_nobody_up),
+        cmocka_unit_test(who_is_parked_and_does_not_read_holds_nobody_up),
+        cmocka_unit_test(a_free_slot_is_given_beside_one_that_is_parked_and_does_not_read),
         cmocka_unit_test(leaving_beside_a_full_cache_changes_nobodys_text),
         cmocka_unit_test(rounds_of_clients_that_all_leave_lose_no_block),
         cmocka_unit_test(a_crowd_that_leaves_at_once_ends_no_epoch),
