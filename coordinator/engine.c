@@ -81,6 +81,23 @@ static void give_back(struct engine *e, struct result *r)
     CHECK(queue_push(e->free_results, &r) == STATUS_OK); /* it has room for all of them */
 }
 
+/* Stages may come back with other numerics, all of them: what begins then must say so, or nobody goes on with it after this
+ * process. Others read the text without a lock, so it is never written over. */
+static void note_profile(struct engine *e)
+{
+    const char *profile = pipeline_profile(e->pipeline), *before = engine_profile(e);
+    int i = 0;
+    if (!profile[0] || strcmp(profile, before) == 0)
+        return;
+    while (i < e->n_profiles && strcmp(e->profile[i], profile) != 0)
+        i++;
+    if (i == ENGINE_PROFILES)
+        return;
+    if (i == e->n_profiles)
+        snprintf(e->profile[e->n_profiles++], sizeof e->profile[0], "%s", profile);
+    atomic_store_explicit(&e->profiled, e->profile[i], memory_order_release);
+}
+
 static void stage_message(struct engine *e, uint64_t id, const struct from_stage *m, int64_t now)
 {
     struct engine_attachment *a = find_attachment(e, id);
@@ -92,11 +109,7 @@ static void stage_message(struct engine *e, uint64_t id, const struct from_stage
             engine__timing(e, &m->timings.timing[i]);
     if (m->kind == FROM_STAGE_RESULT && m->result)
         give_back(e, m->result);
-    const char *profile = pipeline_profile(e->pipeline);
-    if (profile[0] && !atomic_load_explicit(&e->profiled, memory_order_relaxed)) {
-        snprintf(e->profile, sizeof e->profile, "%s", profile);
-        atomic_store_explicit(&e->profiled, 1, memory_order_release);
-    }
+    note_profile(e);
 }
 
 static void handle(struct engine *e, const struct engine_message *m, int64_t now)
@@ -530,5 +543,6 @@ struct result *engine_result_acquire(struct engine *e)
 
 const char *engine_profile(const struct engine *e)
 {
-    return atomic_load_explicit(&e->profiled, memory_order_acquire) ? e->profile : "";
+    const char *profile = atomic_load_explicit(&e->profiled, memory_order_acquire);
+    return profile ? profile : "";
 }

@@ -68,7 +68,7 @@ void engine_status(struct engine *e, struct service_status *out);
 void engine_metrics(struct engine *e, enum metric_aliases aliases, struct buf *out);
 int engine_ready(struct engine *e);
 uint64_t engine_turns(const struct engine *e); /* of the engine thread so far; it turns every 50 ms at least */
-/* Numerics profile that the stages reported; "" before the first one. Static size, lives with the engine. */
+/* Numerics profile that the stages reported last; "" before the first one. The text lives with the engine and does not change. */
 const char *engine_profile(const struct engine *e);
 
 #endif

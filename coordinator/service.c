@@ -340,10 +340,11 @@ static void on_get_model(void *ctx, struct unary_call *call)
 {
     struct service *s = ctx;
     const struct hparams *hp = &s->o.model->hp;
+    const char *profile = engine_profile(s->o.engine);
     struct model_facts m = {
         .n_ids = s->o.n_names,
         .architecture = {hp->arch->name, strlen(hp->arch->name)},
-        .profile = {engine_profile(s->o.engine), strlen(engine_profile(s->o.engine))},
+        .profile = {profile, strlen(profile)},
         .n_layers = hp->n_layers,
         .context = s->o.text.context,
         .n_vocab = hp->n_vocab,

@@ -294,13 +294,18 @@ static void fill_costs(const struct fake *f, struct msg_loaded *out)
     }
 }
 
+static const char *profile_of(const struct fake *f)
+{
+    return f->options.profile ? f->options.profile : "fake";
+}
+
 static struct kv_meaning meaning(const struct fake *f)
 {
     struct kv_meaning k;
     memset(&k, 0, sizeof k);
     memcpy(k.model_hash, f->model_hash, sizeof k.model_hash);
     memcpy(k.kv_type, f->assign.kv_type, sizeof k.kv_type);
-    snprintf(k.profile, sizeof k.profile, "fake");
+    snprintf(k.profile, sizeof k.profile, "%s", profile_of(f));
     k.first_layer = f->assign.first_layer;
     k.end_layer = f->assign.end_layer;
     k.shape = (struct kv_shape){.n_layers = n_layers(f) ? n_layers(f) : 1, .n_kv_heads = 1, .head_dim = 2,
@@ -354,7 +359,7 @@ static enum status fake_load(struct compute *c, const struct msg_assign *a, stru
 static void fake_describe(struct compute *c, struct msg_hello *out)
 {
     const struct fake *f = (const struct fake *)c;
-    snprintf(out->profile, sizeof out->profile, "fake");
+    snprintf(out->profile, sizeof out->profile, "%s", profile_of(f));
     memcpy(out->model_hash, f->model_hash, sizeof out->model_hash);
     out->n_layers = f->model_layers;
     out->memory_bytes = 1ull << 30;

@@ -24,6 +24,7 @@ struct fake_options {
     const char *script_path;
     uint32_t stage;         /* whose lines of the script hold until an assignment says another */
     uint32_t life;          /* how often this stage was started before */
+    const char *profile;    /* its numerics; NULL: "fake". Must outlive it */
     int kv_fd;              /* descriptor of the KV pool; 0 (nobody's) or -1: an own memfd */
 };
 

@@ -33,7 +33,8 @@ static enum status create_fake(void *ctx, uint32_t stage, struct compute **out, 
 {
     const struct bed *t = ctx;
     return fake_compute_create(
-        &(struct fake_options){.stage = stage, .script_path = t->script, .kv_fd = t->kv_fd[stage]}, out, err);
+        &(struct fake_options){.stage = stage, .script_path = t->script, .profile = t->profile, .kv_fd = t->kv_fd[stage]},
+        out, err);
 }
 
 struct bed *bed_open_hash(uint32_t n_stages, const char *script, const char *const *flags, uint32_t hash_bits)

@@ -19,6 +19,7 @@ enum { WAIT_MS = 20000, MAX_REQUESTS = 256 };
 struct bed {
     struct engine_bed *b;
     char script[FAKE_SCRIPT_PATH];
+    const char *profile;       /* numerics of stages that start from now on; NULL: the fake's own */
     int kv_fd[BED_MAX_STAGES]; /* -1: a stage's pool ends with its process */
     struct bed_request *r[MAX_REQUESTS];
     uint32_t n;

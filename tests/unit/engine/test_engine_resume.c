@@ -319,6 +319,28 @@ static void answer_of_other_numerics_does_not_go_on(void **state)
     bed_close(t);
 }
 
+/* A stage that comes back on another machine, say: what begins with it goes on with it. */
+static void answers_that_began_with_new_numerics_go_on(void **state)
+{
+    (void)state;
+    struct bed *t = bed_open(1, "tick_us 100\n", FLAGS("--slots", "1"));
+    canary(t);
+    t->profile = "other numerics";
+    engine_bed_kill_stage(t->b, 0);
+    engine_bed_start_stage(t->b, 0);
+    canary(t); /* the new one serves */
+    assert_string_equal(engine_profile(engine_bed_engine(t->b)), t->profile);
+    struct bed_request *first = plain(t, 30);
+    bed_submit(first);
+    bed_wait(first, WAIT_MS);
+    struct bed_request *r = resume_of(t, first, 5, 1);
+    bed_submit(r);
+    bed_wait(r, WAIT_MS);
+    check_goes_on(first, r);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
 /* Nothing was lost in this process's life, but there was one before. */
 static void answers_whose_stages_never_come_end_after_the_recovery_timeout(void **state)
 {
@@ -361,6 +383,7 @@ int main(void)
         cmocka_unit_test(engine_that_drains_lets_a_later_attempt_take_over_what_runs),
         cmocka_unit_test(resumed_ones_pass_the_cap_of_the_queue_and_others_do_not),
         cmocka_unit_test(answer_of_other_numerics_does_not_go_on),
+        cmocka_unit_test(answers_that_began_with_new_numerics_go_on),
         cmocka_unit_test(answers_whose_stages_never_come_end_after_the_recovery_timeout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
