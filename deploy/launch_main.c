@@ -274,6 +274,7 @@ int main(int argc, char **argv)
     struct error err = {0};
     enum config_action action;
     log_open("launch");
+    signal(SIGCHLD, SIG_DFL); /* whoever ignores it hands that down, and then no child that ends is ever heard of */
     enum status s = config_read(PROGRAM_LAUNCH, argc, argv, &l.config, &action, &err);
     if (s == STATUS_OK && action == CONFIG_EXIT)
         return EXIT_ASKED;

@@ -162,6 +162,22 @@ def fc_launch_a_coordinator_whose_engine_hangs_is_replaced():
         s.assert_quiet(ended=("coordinator",))
 
 
+class FromOneThatIgnoresChildren(Launched):
+    def start(self):
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try:
+            super().start()
+        finally:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+@case("full", seconds=30)
+def fc_launch_a_parent_that_ignores_its_children_takes_no_restart_away():
+    with FromOneThatIgnoresChildren(stages=2, mpi=False) as s:
+        pid = s.kill(1)
+        wait_for(lambda: s.ready() and s.pid(1) != pid, 5, "another stage 1")
+
+
 @case("full", seconds=30)
 def fc_launch_a_launcher_that_was_stopped_kills_nobody():
     with Launched(stages=2, mpi=False) as s:
