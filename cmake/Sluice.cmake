@@ -35,7 +35,7 @@ elseif(SLUICE_SANITIZE STREQUAL "thread")
   target_link_options(sluice_flags INTERFACE -fsanitize=thread)
 endif()
 if(SLUICE_FUZZ)
-  target_compile_options(sluice_flags INTERFACE -fsanitize=fuzzer-no-link,address,undefined)
+  target_compile_options(sluice_flags INTERFACE -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined)
   target_link_options(sluice_flags INTERFACE -fsanitize=address,undefined)
 endif()
 

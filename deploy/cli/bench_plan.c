@@ -192,7 +192,7 @@ char *plan_body(const struct plan *p, uint64_t index, uint32_t n_prompt, uint32_
 
 void plan_calibrate(struct plan *p, uint32_t n_words_1, int64_t n_tokens_1, uint32_t n_words_2, int64_t n_tokens_2)
 {
-    double per_word = (double)(n_tokens_2 - n_tokens_1) / ((double)n_words_2 - n_words_1);
+    double per_word = ((double)n_tokens_2 - (double)n_tokens_1) / ((double)n_words_2 - n_words_1);
     if (!(per_word >= 0.2 && per_word <= 50)) /* a server that does not count its prompts */
         return;
     p->tokens_per_word = per_word;

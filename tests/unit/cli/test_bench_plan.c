@@ -247,6 +247,9 @@ static void a_server_that_does_not_count_changes_nothing(void **state)
     struct plan p = plan((struct plan_options){.seed = 8});
     plan_calibrate(&p, 16, 0, 144, 0);
     assert_float_equal(p.tokens_per_word, 1, 0);
+    plan_calibrate(&p, 16, INT64_MAX, 144, INT64_MIN); /* their difference is no int64_t */
+    plan_calibrate(&p, 16, INT64_MIN, 144, INT64_MAX);
+    assert_float_equal(p.tokens_per_word, 1, 0);
     assert_float_equal(p.tokens_around, 0, 0);
     plan_fini(&p);
 }
