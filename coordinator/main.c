@@ -74,12 +74,14 @@ static enum status open_template(struct coordinator *c, struct error *err)
 static enum status set_names(struct coordinator *c)
 {
     const char *slash = strrchr(c->config.model, '/'), *file = slash ? slash + 1 : c->config.model;
-    size_t len = strlen(file);
-    if (len > 5 && strcmp(file + len - 5, ".gguf") == 0)
+    const char *names = c->config.model_name ? c->config.model_name : file;
+    size_t len = strlen(names);
+    if (names == file && len > 5 && strcmp(file + len - 5, ".gguf") == 0)
         len -= 5;
-    c->names = c->config.model_name ? strdup(c->config.model_name) : strndup(file, len);
+    c->names = malloc(len + 1);
     if (!c->names)
         return STATUS_OUT_OF_MEMORY;
+    model_clean_name((struct text){names, len}, c->names, len + 1);
     char *save = NULL;
     for (char *name = strtok_r(c->names, ",", &save); name; name = strtok_r(NULL, ",", &save))
         if (c->options.n_names < 16)

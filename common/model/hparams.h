@@ -90,6 +90,8 @@ enum status model_open(const char *path, struct model *out, struct error *err);
 /* Checks hparams without a file on disk (tests, fuzzing); takes the gguf over on success. */
 enum status model_from_gguf(struct gguf *g, const char *path, struct model *out, struct error *err);
 void model_close(struct model *m);
+/* A name as it goes to clients in JSON: valid UTF-8, whole characters, '?' for controls and for bytes that are none; cut to size. */
+void model_clean_name(struct text t, char *out, size_t size);
 
 /* Positions that a row of this layer sees, its own among them; 0: all. */
 static inline uint32_t model_layer_window(const struct model *m, uint32_t layer)

@@ -217,31 +217,35 @@ static size_t character(const uint8_t *p, size_t n)
     return len;
 }
 
-/* The name goes to clients in JSON: valid UTF-8, whole characters, no controls. */
+void model_clean_name(struct text t, char *out, size_t size)
+{
+    size_t at = 0, n = 0;
+    while (at < t.len) {
+        size_t len = character((const uint8_t *)t.data + at, t.len - at);
+        if (n + (len ? len : 1) >= size)
+            break;
+        if (len)
+            memcpy(out + n, t.data + at, len);
+        else
+            out[n] = '?';
+        at += len ? len : 1;
+        n += len ? len : 1;
+    }
+    out[n] = 0;
+}
+
 static void set_name(struct model *m, const char *path)
 {
     static const char suffix[] = ".gguf";
     const char *file = strrchr(path, '/');
     struct text t;
-    size_t at = 0, n = 0;
     if (!gguf_text(m->gguf, "general.name", &t) || t.len == 0) {
         t.data = file ? file + 1 : path;
         t.len = strlen(t.data);
         if (t.len > sizeof suffix - 1 && strcmp(t.data + t.len - (sizeof suffix - 1), suffix) == 0)
             t.len -= sizeof suffix - 1;
     }
-    while (at < t.len) {
-        size_t len = character((const uint8_t *)t.data + at, t.len - at);
-        if (n + (len ? len : 1) >= sizeof m->name)
-            break;
-        if (len)
-            memcpy(m->name + n, t.data + at, len);
-        else
-            m->name[n] = '?';
-        at += len ? len : 1;
-        n += len ? len : 1;
-    }
-    m->name[n] = 0;
+    model_clean_name(t, m->name, sizeof m->name);
 }
 
 /* The vocabulary is as large as the embedding; the list of tokens, where the file has one, must agree. */

@@ -2,6 +2,7 @@
 restarts, a service that stays when mpirun goes, and a node that joins it instead of a lost one."""
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -70,6 +71,18 @@ def fc_launch_a_coordinator_listens_on_ipv6():
         s.flags += ["--grpc", f"{host}:{s.grpc_port}", *token(s)]
         with s:
             s.ask(p := ids(4, 1), 8).assert_reference(p, 8)
+
+
+@case("fast", seconds=30)
+def fc_launch_a_model_file_of_any_name_is_served():
+    s = Launched(stages=1, mpi=False)
+    file = s.path(os.fsdecode(b'caf\xe9 "1\\2".gguf'))  # not UTF-8, and what JSON and Prometheus escape
+    shutil.copy(s.model, file)
+    s.flags += ["--model", file]
+    with s:
+        assert s.status()["model"]["id"] == 'caf? "1\\2"', s.status()["model"]
+        s.ask(p := ids(4, 1), 8, model='caf? "1\\2"').assert_reference(p, 8)
+        s.metrics()
 
 
 # --- starts that fail ------------------------------------------------------------------------------------------------------------
