@@ -32,7 +32,8 @@ static void fill_slots(const struct engine *e, struct service_status *s, int64_t
         out->cached_tokens = r->n_cached;
         out->read_tokens = r->n_read < r->n_prompt ? r->n_read : r->n_prompt;
         out->generated_tokens = r->n_answer;
-        out->age_ms = (uint64_t)((now - r->arrived_ns) / NS_PER_MS);
+        if (now > r->arrived_ns) /* else it came during the turn whose time this is */
+            out->age_ms = (uint64_t)((now - r->arrived_ns) / NS_PER_MS);
     }
 }
 

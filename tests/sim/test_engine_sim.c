@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "common/base/check.h"
+#include "coordinator/engine_impl.h"
 #include "tests/sim/engine_sim.h"
 
 #define FLAGS(...) ((const char *const[]){__VA_ARGS__, NULL})
@@ -146,6 +147,24 @@ static void a_stage_that_is_lost_at_any_time_leaves_no_call_without_end(void **s
     engine_sim_close(s);
 }
 
+/* A long turn's time is older than a request that came during it. */
+static void a_call_that_came_during_a_turn_is_not_older_than_the_world(void **state)
+{
+    (void)state;
+    static struct service_status st;
+    struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){0});
+    struct sim_call *c = sim_call_new(s, "a", 20, 8);
+    sim_call_submit(c);
+    c->request->arrived_ns += 5 * NS_PER_MS;
+    engine_sim_step(s);
+    engine__publish(engine_sim_engine(s), engine_sim_now_ns(s));
+    engine_status(engine_sim_engine(s), &st);
+    assert_true(st.slots[0].request[0] && st.slots[0].age_ms == 0);
+    engine_sim_run_out(s, 60 * NS_PER_S);
+    sim_call_free(c);
+    engine_sim_close(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -154,6 +173,7 @@ int main(void)
         cmocka_unit_test(a_crowd_of_all_kinds_of_clients_has_its_texts_and_ends),
         cmocka_unit_test(a_pool_that_is_too_small_for_all_serves_all),
         cmocka_unit_test(a_stage_that_is_lost_at_any_time_leaves_no_call_without_end),
+        cmocka_unit_test(a_call_that_came_during_a_turn_is_not_older_than_the_world),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
