@@ -2,7 +2,7 @@
 # deploy/demo.sh - from a fresh clone to a streamed answer: installs what is missing, builds, fetches a model, starts
 # coordinator, stages and gateway by mpirun, asks one question, shows the status and serves until Ctrl-C.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(cd "$(dirname "$0")/.." && pwd) # the files that flags name are the caller's
 
 usage() {
     cat <<'U'
@@ -13,7 +13,7 @@ usage: deploy/demo.sh [flags] [-- any sluice-launch flag]
   --stages N         number of stages (default 2)
   --http HOST:PORT   where the gateway listens (default 127.0.0.1:8080)
   --grpc HOST:PORT   where the coordinator listens (default 127.0.0.1:7411)
-  SLUICE_BUILD_DIR   build folder (default ./build)   SLUICE_MODEL_DIR  where models are kept
+  SLUICE_BUILD_DIR   build folder (default: build of this tree)   SLUICE_MODEL_DIR  where models are kept
 Ctrl-C drains: running answers finish; a second one ends at once.
 U
 }
@@ -38,20 +38,20 @@ case $model in
 esac
 
 say() { echo "demo: $*" >&2; }
-build=${SLUICE_BUILD_DIR:-$PWD/build}
+build=${SLUICE_BUILD_DIR:-$root/build}
 
-deploy/install_deps.sh build
+"$root/deploy/install_deps.sh" build
 launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache)
 say "building in $build"
-[ -f "$build/build.ninja" ] || cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release "${launcher[@]}" >/dev/null
+[ -f "$build/build.ninja" ] || cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release "${launcher[@]}" >/dev/null
 if [ -t 2 ]; then
     ninja -C "$build" sluice-launch sluice-coordinator sluice-stage sluice-gateway sluice >&2
 else
     NINJA_STATUS='demo: [%f/%t] ' ninja -C "$build" sluice-launch sluice-coordinator sluice-stage sluice-gateway sluice |
         awk 'NR % 25 == 1 { print; fflush() } /FAILED|error/ { print }' >&2
 fi
-[ -f "$model" ] || model=$(deploy/get_model.sh "${model:-smollm2}")
+[ -f "$model" ] || model=$("$root/deploy/get_model.sh" "${model:-smollm2}")
 
 # What is in it, and whether it can be served at all, before anything starts.
 facts=$("$build/bin/sluice" model --stages "$stages" "$model") || exit

@@ -31,13 +31,14 @@ class Demo(Service):
         self.demo_flags = ["--stages", str(stages), "--http", f"127.0.0.1:{self.port}", "--grpc", f"127.0.0.1:{self.grpc_port}",
                            *([] if named else ["--model", MODEL]), *flags]  # the last one wins
         self.out_path = os.path.join(self.dir.name, "out")
+        self.cwd = None
 
     def command(self):
         return [DEMO, *self.demo_flags]
 
     def start(self):
         with open(self.log_path, "wb") as err, open(self.out_path, "wb") as out:
-            self.job = subprocess.Popen(self.command(), stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=self.env,
+            self.job = subprocess.Popen(self.command(), stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=self.env, cwd=self.cwd,
                                         start_new_session=True)
 
     def said(self):
@@ -126,6 +127,14 @@ def test_wrong_flags_are_told_with_their_exit_codes():
                               (["--model", "/nowhere.gguf"], 3, "/nowhere.gguf")):
         r = subprocess.run([DEMO, *flags], capture_output=True, timeout=20 * SLACK)
         assert r.returncode == code and word.encode() in r.stderr, (flags, r)
+
+
+def test_a_model_is_found_from_where_the_caller_stands():
+    d = Demo("--model", "no_model.gguf")
+    d.cwd = os.path.dirname(d.file("no_model.gguf", "GGUF but not quite"))
+    with d:
+        d.wait_exit(3, 60)
+        assert "refused: no_model.gguf" in d.log(), d.log()
 
 
 if __name__ == "__main__":
