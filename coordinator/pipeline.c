@@ -85,6 +85,8 @@ int64_t pipeline_time(struct pipeline *p, int64_t now_ns)
 void pipeline_fail(struct pipeline *p, int stage, const struct error *why, int64_t now_ns)
 {
     pipeline__enter(p, now_ns);
+    if (why->status == STATUS_PROTOCOL && p->state == PIPELINE_RUNNING && p->retired_tick > 0)
+        p->retired_tick--; /* else each epoch would pass for one that did well, and its stage for a sound one */
     pipeline__fall(p, stage, why, now_ns);
     pipeline__advance(p, now_ns);
 }

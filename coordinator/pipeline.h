@@ -99,8 +99,8 @@ void pipeline_closed(struct pipeline *p, uint64_t attachment, int64_t now_ns);
 /* Deadlines. Call at least four times a second: a longer silence is taken for a stop of the coordinator itself and
  * skips deadlines once. Returns when to call next at the latest. */
 int64_t pipeline_time(struct pipeline *p, int64_t now_ns);
-/* The engine found something wrong with this epoch (a result's runs do not match the plan): it ends. stage may be
- * STAGE_NONE. */
+/* The engine found something wrong with this epoch: it ends. PROTOCOL: with the newest result, whose runs do not match the plan, so
+ * that its tick is not retired. stage may be STAGE_NONE. */
 void pipeline_fail(struct pipeline *p, int stage, const struct error *why, int64_t now_ns);
 /* EXIT (asked) to every attached stage and the end of their streams. */
 void pipeline_stop(struct pipeline *p);

@@ -617,6 +617,36 @@ static void a_spare_with_other_numerics_serves_no_stage(void **state)
     fakes_fini(&f);
 }
 
+/* Its results come in order, but are not what was planned: the engine says so, after each epoch's first. */
+static void a_stage_whose_results_are_wrong_is_told_to_end(void **state)
+{
+    (void)state;
+    struct fakes f;
+    fakes_init(&f, 2);
+    fakes_settle(&f);
+    struct error why;
+    uint32_t n = 0;
+    error_set(&why, STATUS_PROTOCOL, "another sequence than was planned");
+    for (; n < 10 && !f.fake[1].exited; n++) {
+        assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+        fakes_pump(&f);
+        assert_int_equal(pipeline_in_flight(f.p), 0);
+        pipeline_fail(f.p, 1, &why, f.now_ns);
+        fakes_events(&f);
+        for (int i = 0; i < 40 && !pipeline_running(f.p) && !f.fake[1].exited; i++)
+            fakes_run(&f, 100);
+    }
+    assert_true(f.fake[1].exited && f.fake[1].exit_status == STATUS_PROTOCOL);
+    assert_int_equal(n, 4);
+    fakes_settle(&f); /* the next process is another matter */
+    for (int tick = 0; tick < 3; tick++) {
+        assert_int_equal(fakes_send_plan(&f), STATUS_OK);
+        fakes_pump(&f);
+    }
+    assert_true(pipeline_running(f.p) && pipeline_in_flight(f.p) == 0);
+    fakes_fini(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -644,6 +674,7 @@ int main(void)
         cmocka_unit_test(more_spares_than_stages_are_refused_and_those_that_misbehave_too),
         cmocka_unit_test(a_stages_own_process_comes_back_beside_as_many_spares_as_may_wait),
         cmocka_unit_test(a_spare_with_other_numerics_serves_no_stage),
+        cmocka_unit_test(a_stage_whose_results_are_wrong_is_told_to_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
