@@ -17,7 +17,8 @@
 
 #include "common/base/error.h"
 
-enum { MAX_CHILDREN = 66, MAX_CHILD_ARGS = 160, MAX_CHILD_ENV = 12, MAX_CHILD_FDS = 6, MAX_RESTARTS_KEPT = 64 };
+enum { MAX_CHILDREN = 66, MAX_CHILD_ARGS = 160, MAX_CHILD_ENV = 12, MAX_CHILD_FDS = 6 };
+enum { MAX_RESTARTS_KEPT = 1024 }; /* of ten minutes: lives of a second, without a delay, are 600. A limit above it is none */
 
 struct child {
     char name[24];                     /* "stage 1" */

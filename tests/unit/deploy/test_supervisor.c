@@ -122,6 +122,20 @@ static void supervisor_restarts_within_the_limit_and_after_the_delay(void **stat
     assert_int_equal(supervisor_restart(&sup, &end, now + 601 * NS_PER_S, &r), STATUS_OK); /* the window has moved on */
 }
 
+static void supervisor_counts_many_restarts_too(void **state)
+{
+    (void)state;
+    struct restart r;
+    const int64_t now = clock_now_ns();
+    supervisor_init(&sup, 0, 600);
+    const struct child_end end = made(shell("c", "exit 1"), 0, SIGKILL, 1100);
+    for (int i = 0; i < 600; i++) {
+        assert_int_equal(supervisor_restart(&sup, &end, now + i * NS_PER_MS, &r), STATUS_OK);
+        assert_int_equal(r.left, 599 - i);
+    }
+    assert_int_equal(supervisor_restart(&sup, &end, now + NS_PER_S, &r), STATUS_FULL);
+}
+
 static void supervisor_without_restarts_gives_up_at_once(void **state)
 {
     (void)state;
@@ -489,6 +503,7 @@ int main(void)
         cmocka_unit_test(supervisor_tells_codes_from_signals),
         cmocka_unit_test(supervisor_program_that_is_not_there_is_bad_configuration),
         cmocka_unit_test(supervisor_restarts_within_the_limit_and_after_the_delay),
+        cmocka_unit_test(supervisor_counts_many_restarts_too),
         cmocka_unit_test(supervisor_without_restarts_gives_up_at_once),
         cmocka_unit_test(supervisor_that_ends_starts_nothing),
         cmocka_unit_test(supervisor_waits_twice_as_long_after_each_short_life_and_at_most_five_seconds),
