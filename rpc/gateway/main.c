@@ -18,7 +18,7 @@
 #define LOG_MODULE "main"
 #include "common/base/log.h"
 
-enum { DRAIN_STEP_MS = 20, TRACE_EVENTS = 512 };
+enum { DRAIN_STEP_MS = 20 };
 
 static enum status check_config(const struct config *c, struct error *err)
 {
@@ -52,7 +52,7 @@ static int wait_for_end(struct gateway *gw, const sigset_t *signals)
         if (sig == SIGHUP)
             reload(gw);
         else if (sig == SIGUSR2)
-            trace_dump(STDERR_FILENO, TRACE_EVENTS);
+            trace_dump(STDERR_FILENO, 0);
         else if (sig == SIGUSR1)
             make_room();
         else if (sig == SIGTERM || sig == SIGINT)
