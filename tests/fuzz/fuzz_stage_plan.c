@@ -1,6 +1,11 @@
 /* Plans of any coordinator against a stage's sequences: what is taken keeps the table's invariants, names only blocks of the
- * pool, never changes a position under a sequence that holds it, and leaves the ids that samplers look at where they belong. The bytes say ops and runs; a broken rule ends the epoch.
- * Inputs of an odd length have layers with a window. */
+ * pool, never changes a position under a sequence that holds it, and leaves the ids that samplers look at where they belong. The
+ * bytes say ops and runs; a broken rule ends the epoch. Inputs of an odd length have layers with a window.
+ *
+ * From 248 on the byte that says what comes changes fields of the next op or run to anything: the plan is then refused in words, or
+ * its words are all there, and other sequences, which have taken the same until then, take it and keep their invariants. */
+#include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,8 +21,9 @@ struct input {
 };
 
 struct world {
-    struct sequences *s;
-    struct plan *p;
+    struct sequences *s, *wild; /* wild: those that take changed plans */
+    struct plan *p, *changed;
+    int change;                 /* the next op or run */
     uint32_t kv[BLOCKS][KV_BLOCK];  /* what each cell holds: the number of the write */
     uint32_t window_kv[WINDOW_BLOCKS][KV_BLOCK];
     struct kv_window window;
@@ -61,6 +67,137 @@ static uint32_t take_window_blocks(const struct world *w, struct input *in, cons
     return n;
 }
 
+/* --- changed plans ------------------------------------------------------------------------------------------------------ */
+
+#define FIELD(type, name) {offsetof(struct type, name), sizeof(((struct type *)0)->name)}
+
+struct field {
+    size_t at, bytes;
+};
+
+static const struct field op_fields[] = {
+    FIELD(plan_op, kind), FIELD(plan_op, seq), FIELD(plan_op, slot), FIELD(plan_op, length), FIELD(plan_op, first_block),
+    FIELD(plan_op, n_blocks), FIELD(plan_op, n_window), FIELD(plan_op, first_id), FIELD(plan_op, n_ids), FIELD(plan_op, first_bias),
+    FIELD(plan_op, sampler.temperature), FIELD(plan_op, sampler.top_p), FIELD(plan_op, sampler.min_p), FIELD(plan_op, sampler.top_k),
+    FIELD(plan_op, sampler.repeat_penalty), FIELD(plan_op, sampler.presence_penalty), FIELD(plan_op, sampler.frequency_penalty),
+    FIELD(plan_op, sampler.typical_p), FIELD(plan_op, sampler.repeat_last_n), FIELD(plan_op, sampler.n_prompt),
+    FIELD(plan_op, sampler.n_bias), FIELD(plan_op, sampler.n_top),
+};
+static const struct field run_fields[] = {
+    FIELD(plan_run, seq), FIELD(plan_run, n), FIELD(plan_run, kv_index), FIELD(plan_run, source), FIELD(plan_run, sample),
+    FIELD(plan_run, first_id), FIELD(plan_run, last_stage), FIELD(plan_run, from_tick), FIELD(plan_run, table_check),
+};
+static const struct field plan_fields[] = {
+    FIELD(plan, tick), FIELD(plan, n_rows), FIELD(plan, n_ops), FIELD(plan, n_runs), FIELD(plan, n_words),
+};
+
+static void change_field(struct input *in, void *of, struct field f)
+{
+    static const float floats[] = {NAN, INFINITY, -1, 1e9f, 0.005f, 2.5f, 101, -2.5f};
+    uint64_t v = 0;
+    memcpy(&v, (char *)of + f.at, f.bytes);
+    const uint32_t how = take(in, 6), x = take(in, 256);
+    const float y = floats[x % ARRAY_LEN(floats)];
+    if (how == 0)
+        v = x;
+    else if (how == 1)
+        v = ~(uint64_t)x;
+    else if (how == 2)
+        v ^= 1ull << x % (8 * f.bytes);
+    else if (how == 3)
+        memcpy(&v, &y, sizeof y);
+    else
+        v += how == 4 ? 1 : UINT64_MAX;
+    memcpy((char *)of + f.at, &v, f.bytes);
+}
+
+static void change_word(struct world *w, struct input *in)
+{
+    if (w->p->n_words)
+        change_field(in, &w->changed->words[w->p->n_words - 1 - take(in, w->p->n_words)], (struct field){0, 4});
+}
+
+static void change_newest(struct world *w, struct input *in, int is_run)
+{
+    struct plan *p = w->changed;
+    CHECK(plan_copy(p, w->p) == STATUS_OK);
+    void *newest = is_run ? (void *)&p->runs[p->n_runs - 1] : (void *)&p->ops[p->n_ops - 1];
+    for (uint32_t n = 1 + take(in, 3); n > 0; n--) {
+        const uint32_t which = take(in, 8);
+        if (which == 0)
+            change_field(in, p, plan_fields[take(in, ARRAY_LEN(plan_fields))]);
+        else if (which == 1)
+            change_word(w, in);
+        else if (is_run)
+            change_field(in, newest, run_fields[take(in, ARRAY_LEN(run_fields))]);
+        else
+            change_field(in, newest, op_fields[take(in, ARRAY_LEN(op_fields))]);
+    }
+}
+
+static volatile uint32_t sink;
+
+/* All words that a taken plan names are there. */
+static void read_words(const struct plan *p)
+{
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const struct plan_op *op = &p->ops[i];
+        for (uint32_t k = 0; k < op->n_blocks + op->n_window; k++)
+            sum += p->words[op->first_block + k];
+        for (uint32_t k = 0; op->kind == OP_OPEN && k < op->n_ids; k++)
+            sum += p->words[op->first_id + k];
+        for (uint32_t k = 0; op->kind == OP_OPEN && k < op->sampler.n_bias; k++)
+            CHECK(sampler_bias_is_allowed(plan_bias(p, op, k).bias));
+    }
+    for (uint32_t i = 0; i < p->n_runs; i++)
+        for (uint32_t k = 0; p->runs[i].source == SOURCE_IDS && k < p->runs[i].n; k++)
+            sum += p->words[p->runs[i].first_id + k];
+    sink = sum;
+}
+
+static enum status take_newest(struct world *w, const struct plan *p, int is_run)
+{
+    struct error err = {0};
+    enum status s = STATUS_OK;
+    struct sequence *q;
+    struct sample_note *from;
+    if (!is_run && p->n_ops)
+        s = sequences_apply(w->wild, p, &p->ops[p->n_ops - 1], &err);
+    else if (is_run && p->n_runs)
+        s = sequences_extend(w->wild, p, p->n_runs - 1, &q, &from, &err);
+    CHECK(s == STATUS_OK || (s == STATUS_PROTOCOL && err.status == s && err.message[0]));
+    if (s == STATUS_OK && is_run && p->n_runs && p->runs[p->n_runs - 1].sample == SAMPLE_LAST) {
+        struct sample_note *note = sequence_note(w->wild, q, p->tick);
+        CHECK(note);
+        note->id = (int32_t)note->next_index;
+        note->known = 1;
+    }
+    return s;
+}
+
+/* The other sequences take the newest op or run too, as it is or changed. */
+static enum status go_wild(struct world *w, struct input *in, int is_run)
+{
+    struct error err = {0};
+    const char *why;
+    const struct plan *p = w->p;
+    if (w->change) {
+        change_newest(w, in, is_run);
+        enum status s = plan_check(w->changed, &err);
+        CHECK(s == STATUS_OK || (s == STATUS_PROTOCOL && err.status == s && err.message[0]));
+        p = s == STATUS_OK ? w->changed : w->p;
+        if (s == STATUS_OK)
+            read_words(p);
+    }
+    w->change = 0;
+    TRY(take_newest(w, p, is_run));
+    CHECK(sequences__check(w->wild, &why));
+    return STATUS_OK;
+}
+
+/* --- ops and runs ------------------------------------------------------------------------------------------------------- */
+
 static enum status add_op(struct world *w, struct input *in, enum plan_op_kind kind)
 {
     uint32_t blocks[24], ids[CONTEXT + 5], bias_ids[3] = {7, 8, 9}, bias_bits[3] = {0};
@@ -85,6 +222,7 @@ static enum status add_op(struct world *w, struct input *in, enum plan_op_kind k
     struct error err;
     if (plan_add_open(w->p, &op, blocks, ids, bias_ids, bias_bits) != STATUS_OK || plan_check(w->p, &err) != STATUS_OK)
         return STATUS_FULL;
+    TRY(go_wild(w, in, 0));
     TRY(sequences_apply(w->s, w->p, &w->p->ops[w->p->n_ops - 1], &err));
     const struct sequence *q = sequences_find(w->s, op.seq);
     if (kind == OP_OPEN)
@@ -114,6 +252,7 @@ static enum status add_run(struct world *w, struct input *in)
         ids[i] = run.kv_index + i;
     if (plan_add_run(w->p, &run, ids) != STATUS_OK || plan_check(w->p, &err) != STATUS_OK)
         return STATUS_FULL;
+    TRY(go_wild(w, in, 1));
     TRY(sequences_extend(w->s, w->p, w->p->n_runs - 1, &q, &from, &err));
     if (run.sample == SAMPLE_LAST) { /* known before the next plan is taken */
         struct sample_note *note = sequence_note(w->s, q, w->p->tick);
@@ -165,14 +304,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct input in = {data, data + size};
     if (size > 2000)
         return 0;
-    if (!w.p && plan_create(64, 64, 2048, &w.p) != STATUS_OK)
+    if (!w.p && (plan_create(64, 64, 2048, &w.p) != STATUS_OK || plan_create(64, 64, 2048, &w.changed) != STATUS_OK))
         abort();
-    if (sequences_create(&l, &w.s) != STATUS_OK)
+    if (sequences_create(&l, &w.s) != STATUS_OK || sequences_create(&l, &w.wild) != STATUS_OK)
         abort();
     next_tick(&w);
     while (in.at < in.end) {
-        uint32_t what = take(&in, 8);
+        const uint32_t byte = take(&in, 256), what = byte % 8;
         enum status s = STATUS_OK;
+        w.change = byte >= 248;
         if (what == 0)
             next_tick(&w);
         else if (what <= OP_CLOSE)
@@ -185,10 +325,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
         if (s != STATUS_OK) {
             sequences_clear(w.s);
+            sequences_clear(w.wild);
             next_tick(&w);
         }
         check(&w);
     }
     sequences_destroy(w.s);
+    sequences_destroy(w.wild);
     return 0;
 }
