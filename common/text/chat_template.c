@@ -227,6 +227,11 @@ static enum status try_once(struct chat_template *t, char kind, const char *cont
     enum status s = ensure_child(t, err);
     if (s == STATUS_CLOSED)
         return error_set(err, STATUS_INTERNAL, "the chat template's process ended as it started");
+    if (s == STATUS_CONFIG || s == STATUS_BAD_MODEL) { /* it ran once: this passes, and the next request may find it well */
+        s = STATUS_IO;
+        if (err)
+            err->status = s;
+    }
     if (s != STATUS_OK)
         return s;
     int64_t start = clock_now_ns(), deadline = start + *left_ns;

@@ -7,7 +7,8 @@
  * Ownership  chat_template_open/close. The result is appended to the caller's buf.
  * Threading  Any thread; renders are done one after the other (a lock inside).
  * Errors     STATUS_BAD_REQUEST: the template itself refused (raise_exception: its message comes through) or tripped over
- *            its input. STATUS_TIMEOUT: over the time limit. At open STATUS_CONFIG: no python with jinja2;
+ *            its input. STATUS_TIMEOUT: over the time limit. STATUS_IO, STATUS_INTERNAL: its process cannot be started now,
+ *            or ended each time. At open STATUS_CONFIG: no python with jinja2;
  *            STATUS_BAD_MODEL: the template does not compile (its line is named), or not within the limits.
  */
 #ifndef SLUICE_COMMON_TEXT_CHAT_TEMPLATE_H

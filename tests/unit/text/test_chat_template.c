@@ -326,6 +326,33 @@ static void a_killed_child_is_replaced_unnoticed(void **state)
     chat_template_close(t);
 }
 
+static void a_child_that_cannot_be_started_for_a_while_is_no_fault_of_the_request(void **state)
+{
+    (void)state;
+    const char source[] = "{{ x }}";
+    const struct chat_source chosen = {.text = {source, sizeof source - 1}};
+    char dir[] = "/tmp/sluice-python-XXXXXX", python[64];
+    struct chat_template *t;
+    struct error err = {0};
+    struct buf out;
+    buf_init(&out, 1 << 20);
+    assert_non_null(mkdtemp(dir));
+    snprintf(python, sizeof python, "%s/python3", dir);
+    assert_int_equal(symlink(PYTHON, python), 0);
+    assert_int_equal(chat_template_open(&chosen, python, tiny.tokenizer, &t, &err), STATUS_OK);
+    assert_int_equal(unlink(python), 0); /* as a package is upgraded */
+    kill(chat_template__pid(t), SIGKILL);
+    enum status s = renders(t, "{\"x\":7}", 0, &out, &err);
+    assert_true(s != STATUS_OK && status_retryable(s) && err.status == s);
+    assert_int_equal(symlink(PYTHON, python), 0);
+    assert_int_equal(renders(t, "{\"x\":7}", 0, &out, &err), STATUS_OK);
+    assert_string_equal(out.data, "7");
+    unlink(python);
+    rmdir(dir);
+    buf_fini(&out);
+    chat_template_close(t);
+}
+
 static void child_holds_no_descriptor_but_its_socket(void **state)
 {
     (void)state;
@@ -512,6 +539,7 @@ int main(void)
         cmocka_unit_test(hostile_templates_end_in_a_bounded_error_and_the_service_lives),
         cmocka_unit_test(a_template_that_loops_only_for_some_serves_the_others),
         cmocka_unit_test(a_killed_child_is_replaced_unnoticed),
+        cmocka_unit_test(a_child_that_cannot_be_started_for_a_while_is_no_fault_of_the_request),
         cmocka_unit_test(child_holds_no_descriptor_but_its_socket),
         cmocka_unit_test(child_can_gain_no_rights_and_call_little),
         cmocka_unit_test(control_names_of_users_become_ordinary_text),
