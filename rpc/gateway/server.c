@@ -51,7 +51,7 @@ struct server {
     int epoll;
     pthread_t watcher, parser;
     struct queue *large; /* of struct exchange *, each with a reference */
-    atomic_int stopping;
+    atomic_int stopping, ending;
     size_t body_max;
 
     pthread_mutex_t lock; /* guards what follows */
@@ -244,7 +244,18 @@ static void start_later(struct server *s, struct exchange *x)
         return;
     error_set(&err, STATUS_FULL, "too many large bodies wait to be read");
     exchange_reply_error(x, &err);
+    drop_body(s, x); /* start() never will */
     exchange_release(x);
+}
+
+/* A request that is whole only when the last ones have been thrown out: nobody would wake its connection, and libmicrohttpd cannot stop
+ * while one is suspended. */
+static void turn_away(struct server *s, struct exchange *x)
+{
+    struct error err;
+    error_param(&err, STATUS_DRAINING, NULL, "draining", "this gateway is ending; try again");
+    exchange_reply_error(x, &err);
+    drop_body(s, x);
 }
 
 static enum MHD_Result answer(struct server *s, struct exchange *x)
@@ -253,7 +264,9 @@ static enum MHD_Result answer(struct server *s, struct exchange *x)
     if (!x->started && !x->have_reply) {
         x->started = 1;
         server_watch(s, x);
-        if (x->body.len > LARGE_BODY_BYTES) {
+        if (atomic_load(&s->ending)) {
+            turn_away(s, x);
+        } else if (x->body.len > LARGE_BODY_BYTES) {
             start_later(s, x);
         } else {
             pthread_mutex_unlock(&x->lock);
@@ -320,7 +333,7 @@ static void take_body(struct server *s, struct exchange *x, const char *data, si
 {
     struct error err;
     pthread_mutex_lock(&x->lock);
-    if (x->refused) {
+    if (x->refused || !(x->route->flags & ROUTE_BODY)) { /* what takes none may come without a key */
         x->body_discarded += len;
     } else if (x->body.len + len > s->body_max) {
         error_set(&err, STATUS_BODY_TOO_LARGE, "the body is over the limit of %zu bytes", s->body_max);
@@ -571,6 +584,7 @@ void server_destroy(struct server *s, const struct error *why)
     enum { TOLD_MS = 400, GONE_MS = 500 };
     end_all(s, why);
     wait_empty(s, TOLD_MS);
+    atomic_store(&s->ending, 1);
     end_all(s, NULL); /* libmicrohttpd cannot stop while a connection is suspended */
     wait_empty(s, GONE_MS);
     adopt_destroy(s->gw->adopt);
