@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,7 +33,7 @@ enum {
     POLL_MS = 1000,
 };
 
-_Static_assert(KEPT_ANSWER_OUT == EXCHANGE_OUT_MAX, "what was in one process's output is in the next one's");
+_Static_assert((int)KEPT_ANSWER_OUT == (int)EXCHANGE_OUT_MAX, "what was in one process's output is in the next one's");
 
 /* One connection. x: until its answer is complete; then it only waits for the client to close. */
 struct adopted {
@@ -55,6 +56,8 @@ struct adopt {
     uint32_t n;
     struct list all; /* the thread's own */
     struct pollfd polls[HOLD_MAX + 1];
+    uint32_t n_seen; /* adopt_begin's, like what follows */
+    ino_t seen[HOLD_MAX];
 };
 
 /* --- the head --------------------------------------------------------------------------------------------------------- */
@@ -348,7 +351,6 @@ static enum status adopt_one(struct adopt *all, const struct held_connection *h,
         return error_set(err, STATUS_OUT_OF_MEMORY, "no memory for it");
     }
     x->keeper = keeper;
-    x->held_id = h->id;
     x->started = 1;
     a->fd = h->socket;
     atomic_init(&a->ready, 1);
@@ -361,6 +363,7 @@ static enum status adopt_one(struct adopt *all, const struct held_connection *h,
         return s;
     }
     a->x = x;
+    x->held_id = h->id; /* until here adopt_begin drops it */
     x->adopted = a;
     list_push_back(&all->all, &a->link);
     all->n++;
@@ -402,11 +405,25 @@ static void end_all(struct adopt *all)
     }
 }
 
+/* A gateway that died between two words to the holder has told it of a connection twice: with its answer and as one that waits, or as two that
+ * wait. It is taken once: libmicrohttpd would close the second one for its silence, and end what the first one is at. */
+static int is_seen(struct adopt *a, int socket)
+{
+    struct stat st;
+    if (fstat(socket, &st) != 0)
+        return 0;
+    for (uint32_t i = 0; i < a->n_seen; i++)
+        if (a->seen[i] == st.st_ino)
+            return 1;
+    a->seen[a->n_seen++] = st.st_ino;
+    return 0;
+}
+
 /* Between two requests; one of which something was read is lost, and the client is told by the connection's end. */
 static void take_waiting(struct adopt *a, const struct held_connection *h)
 {
     uint64_t consumed;
-    if (keeper_consumed(h->socket, &consumed) == STATUS_OK && consumed == h->value)
+    if (keeper_consumed(h->socket, &consumed) == STATUS_OK && consumed == h->value && !is_seen(a, h->socket))
         server_take_connection(a->gw->server, h->socket);
     else
         close(h->socket);
@@ -418,11 +435,10 @@ void adopt_begin(struct adopt *a, const struct held_connection *connections, uin
     struct error err;
     uint32_t well = 0, n_answers = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (connections[i].journal < 0) {
-            take_waiting(a, &connections[i]);
+        if (connections[i].journal < 0)
             continue;
-        }
         n_answers++;
+        is_seen(a, connections[i].socket);
         if (adopt_one(a, &connections[i], &err) == STATUS_OK) {
             well++;
             continue;
@@ -430,6 +446,9 @@ void adopt_begin(struct adopt *a, const struct held_connection *connections, uin
         held_drop(a->gw->held, connections[i].id);
         LOG_WARN("a connection of the gateway before this one is closed: %s", err.message);
     }
+    for (uint32_t i = 0; i < n; i++)
+        if (connections[i].journal < 0)
+            take_waiting(a, &connections[i]);
     if (n_answers)
         LOG_INFO("%u of %u answers that a gateway before this one began go on here", well, n_answers);
     a->running = well && pthread_create(&a->thread, NULL, thread_main, a) == 0;

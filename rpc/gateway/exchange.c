@@ -217,7 +217,7 @@ void exchange_leave(struct exchange *x)
     if (x->ops && x->ops->gone)
         x->ops->gone(x);
     /* A connection that waits to write is woken by its socket, a suspended one by us. */
-    if (x->conn && x->have_reply)
+    if ((x->conn && x->have_reply) || x->adopted)
         shutdown(x->fd, SHUT_RDWR);
     if (x->adopted)
         adopt_wake(x->gw->adopt, x->adopted);

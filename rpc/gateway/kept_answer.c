@@ -17,6 +17,7 @@ static enum status take_reply(const struct kept *k, const struct keeper_rest *re
     out->retry_after_s = (int)(head.retry_after_s > 60 ? 60 : head.retry_after_s);
     out->ended = 1;
     out->handed = rest->content_at;
+    buf_init(&out->out, r.len); /* a reply has no bound but the journal's */
     return buf_append(&out->out, r.data + sizeof head + rest->content_at, r.len - sizeof head - rest->content_at);
 }
 

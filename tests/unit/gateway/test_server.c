@@ -54,6 +54,14 @@ static void *serve_holder(void *arg)
     return NULL;
 }
 
+static uint32_t n_held(void)
+{
+    pthread_mutex_lock(&bed.holder_lock);
+    uint32_t n = holder_held(bed.holder);
+    pthread_mutex_unlock(&bed.holder_lock);
+    return n;
+}
+
 /* A holder, which may be given something before the gateway comes. */
 static void open_holder(void)
 {
@@ -62,6 +70,16 @@ static void open_holder(void)
     atomic_store(&bed.stop, 0);
     assert_int_equal(holder_create(&bed.holder, &err), STATUS_OK);
     assert_int_equal(pthread_create(&bed.holder_thread, NULL, serve_holder, NULL), 0);
+}
+
+static void hold(uint32_t verb, uint64_t id, uint64_t value, int socket, int journal)
+{
+    const uint32_t before = n_held();
+    const int fds[HOLD_MAX_FDS] = {socket, journal};
+    const struct hold_message m = {.verb = verb, .id = id, .value = value};
+    assert_int_equal(hold_send(holder_gateway_fd(bed.holder), &m, fds), STATUS_OK);
+    while (n_held() == before)
+        usleep(1000);
 }
 
 static void open_gateway(int argc, char **argv)
@@ -163,9 +181,167 @@ static int read_status(int fd)
     return strstr(got, "\r\n\r\n") ? atoi(got + strlen("HTTP/1.1 ")) : 0;
 }
 
+static void read_end(int fd)
+{
+    char nothing[65536];
+    while (recv(fd, nothing, sizeof nothing, 0) > 0)
+        ;
+}
+
+/* --- answers that a gateway before this one began ------------------------------------------------------------------------ */
+
+/* Both ends of a connection. */
+static void pair(int *client, int *server)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
+    *client = connect_to(ntohs(a.sin_port));
+    *server = accept(fd, NULL, NULL);
+    assert_true(*server >= 0);
+    close(fd);
+}
+
+static struct keeper *journal(int socket, int close_after)
+{
+    static const char body[] = "{\"prompt\":[5,6,7],\"stream\":true}";
+    struct kept_request r = {.endpoint = ENDPOINT_COMPLETION, .close_after = (uint32_t)close_after, .n = 1, .started_ns = clock_now_ns()};
+    struct keeper *k;
+    uint64_t position;
+    assert_int_equal(keeper_position(socket, &position), STATUS_OK);
+    assert_int_equal(keeper_create(position, &k), STATUS_OK);
+    snprintf(r.request_id, sizeof r.request_id, "mine-1");
+    snprintf(r.client, sizeof r.client, "key-abc");
+    snprintf(r.id, sizeof r.id, "req-00");
+    snprintf(r.answer_id, sizeof r.answer_id, "cmpl-00");
+    kept_write_request(k, &r, body, strlen(body));
+    return k;
+}
+
+/* The gateway before is dead: what it had is the holder's alone. */
+static void leave(int socket, struct keeper *k)
+{
+    keeper_publish(k);
+    assert_false(keeper_failed(k));
+    hold(HOLD_KEEP, 1, 0, socket, keeper_fd(k));
+    keeper_close(k);
+    close(socket);
+}
+
+static void leave_reply(int socket, struct keeper *k, const char *body, size_t len)
+{
+    const struct keeper_reply head = {200, 0};
+    const struct keeper_part parts[] = {{&head, sizeof head}, {body, len}};
+    keeper_record_parts(k, KEEPER_REPLY, parts, 2);
+    keeper_state(k)->framing = KEEPER_LENGTH;
+    keeper_state(k)->produced = len;
+    keeper_state(k)->ended = 1;
+    leave(socket, k);
+}
+
 static int none_is_open(void)
 {
     return server_open_requests(bed.gw.server) == 0;
+}
+
+static void a_client_that_does_not_read_what_was_adopted_is_let_go(void **state)
+{
+    enum { CONTENT = 120 << 10 };
+    char *content = malloc(CONTENT);
+    int client, server;
+    (void)state;
+    memset(content, 'a', CONTENT);
+    open_holder();
+    pair(&client, &server);
+    struct keeper *k = journal(server, 0);
+    keeper_state(k)->framing = KEEPER_CHUNKED;
+    keeper_content(k, content, CONTENT);
+    leave(server, k);
+    OPEN_GATEWAY("--write-stall-ms", "300");
+    assert_int_equal(server_open_requests(bed.gw.server), 1);
+    assert_true(wait_until(none_is_open));
+    assert_int_equal(atomic_load(&bed.gw.write_stalled), 1);
+    read_end(client);
+    close(client);
+    close_all();
+    free(content);
+}
+
+static void a_large_whole_answer_is_adopted_too(void **state)
+{
+    enum { BODY = 12 << 20 };
+    char *body = malloc(BODY), *got = malloc(BODY + 4096);
+    int client, server;
+    size_t n = 0;
+    (void)state;
+    for (size_t i = 0; i < BODY; i++)
+        body[i] = (char)('a' + i % 23);
+    open_holder();
+    pair(&client, &server);
+    leave_reply(server, journal(server, 1), body, BODY);
+    OPEN_GATEWAY("--write-stall-ms", "20000");
+    for (ssize_t k; n < BODY + 4096 && (k = recv(client, got + n, BODY + 4096 - n, 0)) > 0;)
+        n += (size_t)k;
+    const char *at = memmem(got, n, "\r\n\r\n", 4);
+    assert_non_null(at);
+    assert_int_equal(got + n - (at + 4), BODY);
+    assert_memory_equal(at + 4, body, BODY);
+    close(client);
+    close_all();
+    free(body);
+    free(got);
+}
+
+static int one_is_held(void)
+{
+    return n_held() == 1;
+}
+
+static int none_is_held(void)
+{
+    return n_held() == 0;
+}
+
+static void after_a_journal_that_is_of_no_use_connections_are_held_as_before(void **state)
+{
+    int client, server;
+    (void)state;
+    open_holder();
+    pair(&client, &server);
+    struct keeper *k = journal(server, 0);
+    keeper_state(k)->wire_begin += 7;
+    leave(server, k);
+    OPEN_GATEWAY("--write-stall-ms", "20000");
+    assert_int_equal(read_status(client), 0);
+    assert_true(wait_until(none_is_held));
+    close(client);
+    client = connect_to(bed.port);
+    assert_true(wait_until(one_is_held));
+    close(client);
+    assert_true(wait_until(none_is_held));
+    close_all();
+}
+
+static void a_connection_that_is_told_of_twice_is_taken_once(void **state)
+{
+    int client, server;
+    (void)state;
+    open_holder();
+    pair(&client, &server);
+    uint64_t consumed;
+    assert_int_equal(keeper_consumed(server, &consumed), STATUS_OK);
+    hold(HOLD_WAIT, 5, consumed, server, -1);
+    leave_reply(server, journal(server, 0), "{}", 2);
+    OPEN_GATEWAY("--write-stall-ms", "20000");
+    assert_int_equal(read_status(client), 200);
+    usleep(200000);
+    assert_int_equal(n_held(), 1);
+    close(client);
+    assert_true(wait_until(none_is_held));
+    close_all();
 }
 
 /* --- bodies --------------------------------------------------------------------------------------------------------------- */
@@ -279,6 +455,10 @@ static void the_end_comes_while_clients_go_on_asking(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_client_that_does_not_read_what_was_adopted_is_let_go),
+        cmocka_unit_test(a_large_whole_answer_is_adopted_too),
+        cmocka_unit_test(after_a_journal_that_is_of_no_use_connections_are_held_as_before),
+        cmocka_unit_test(a_connection_that_is_told_of_twice_is_taken_once),
         cmocka_unit_test(bodies_that_found_no_place_are_forgotten),
         cmocka_unit_test(a_body_that_nobody_asked_for_takes_no_room),
         cmocka_unit_test(the_end_comes_while_clients_go_on_asking),
