@@ -243,13 +243,16 @@ int exchange_stalled(struct exchange *x, int64_t now_ns, int64_t stall_ms)
 
 static long take_bytes(struct exchange *x, char *to, size_t max)
 {
-    size_t n = x->out.len < max ? x->out.len : max;
-    memcpy(to, x->out.data, n);
-    buf_consume(&x->out, n);
-    if (x->keeper) {
-        x->out_kept -= n;
-        keeper_frame(x->keeper, (long)n, x->fd);
+    size_t left = x->out.len - x->out_taken, n = left < max ? left : max;
+    memcpy(to, x->out.data + x->out_taken, n);
+    if (x->streaming) {
+        buf_consume(&x->out, n);
+        x->out_kept -= x->keeper ? n : 0;
+    } else {
+        x->out_taken += n;
     }
+    if (x->keeper)
+        keeper_frame(x->keeper, (long)n, x->fd);
     if (x->full && x->out.len < EXCHANGE_OUT_LOW) {
         x->full = 0;
         if (x->ops && x->ops->room)
@@ -263,7 +266,7 @@ long exchange_take(struct exchange *x, char *to, size_t max)
     long n = EXCHANGE_GONE;
     if (x->gone)
         return n;
-    if (x->out.len) {
+    if (x->out.len > x->out_taken) {
         n = take_bytes(x, to, max < KEEPER_FRAME_MAX ? max : KEEPER_FRAME_MAX);
     } else {
         n = x->ended ? EXCHANGE_END : 0;

@@ -80,6 +80,7 @@ struct exchange {
     struct keeper *keeper; /* NULL: nothing is held */
     uint64_t held_id;      /* 0: the holder has not got it yet */
     size_t out_kept;       /* bytes of out that are in the journal */
+    size_t out_taken;      /* of a whole reply, which may be large: it is not moved for each piece that goes */
     int can_hold, close_after; /* HTTP/1.1 without TLS; the client wants the connection closed */
     int64_t started_ns, acked_ns, stall_check_ns;
     uint64_t acked_bytes;

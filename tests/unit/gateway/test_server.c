@@ -415,6 +415,32 @@ static void a_body_that_nobody_asked_for_takes_no_room(void **state)
     free(body);
 }
 
+/* What is held goes out in pieces of 16 KiB, on the thread of all connections: moving the rest for each would take minutes. */
+static void a_large_reply_costs_what_it_has_bytes(void **state)
+{
+    enum { BODY = 96 << 20, PART = 1 << 20, MOST_S = 8 };
+    static struct gateway gw;
+    struct buf body;
+    char *part = calloc(1, PART);
+    size_t taken = 0;
+    long n;
+    (void)state;
+    buf_init(&body, BODY);
+    while (body.len < BODY)
+        buf_append(&body, part, PART);
+    struct exchange *x = exchange_create_adopted(&gw, -1);
+    pthread_mutex_lock(&x->lock);
+    exchange_reply(x, 200, "application/json", &body);
+    const int64_t until = clock_now_ns() + MOST_S * NS_PER_S;
+    while ((n = exchange_take(x, part, 16 << 10)) > 0 && clock_now_ns() < until)
+        taken += (size_t)n;
+    assert_int_equal(taken, BODY);
+    assert_int_equal(n, EXCHANGE_END);
+    pthread_mutex_unlock(&x->lock);
+    exchange_release(x);
+    free(part);
+}
+
 /* --- the end ---------------------------------------------------------------------------------------------------------------- */
 
 static atomic_int asking;
@@ -461,6 +487,7 @@ int main(void)
         cmocka_unit_test(a_connection_that_is_told_of_twice_is_taken_once),
         cmocka_unit_test(bodies_that_found_no_place_are_forgotten),
         cmocka_unit_test(a_body_that_nobody_asked_for_takes_no_room),
+        cmocka_unit_test(a_large_reply_costs_what_it_has_bytes),
         cmocka_unit_test(the_end_comes_while_clients_go_on_asking),
     };
     struct error err;
