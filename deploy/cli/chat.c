@@ -91,11 +91,19 @@ static void print_figures(const struct answer *a)
                 a->finish && strcmp(a->finish, "length") == 0 ? ", cut at max_tokens" : "");
 }
 
+static enum status not_utf8(struct error *err)
+{
+    return error_set(err, STATUS_BAD_REQUEST, "the text is not UTF-8 (is the terminal's locale another?): it was not sent");
+}
+
 static enum status turn(const struct chat_options *o, json_t *messages, const char *text, struct error *err)
 {
     struct answer a = {0};
+    json_t *said = json_pack("{s:s, s:s}", "role", "user", "content", text);
+    if (!said)
+        return not_utf8(err);
     buf_init(&a.text, 64 << 20);
-    json_array_append_new(messages, json_pack("{s:s, s:s}", "role", "user", "content", text));
+    json_array_append_new(messages, said);
     enum status s = ask(o, messages, &a, err);
     if (a.text.len && a.text.data[a.text.len - 1] != '\n')
         putchar('\n');
@@ -112,6 +120,10 @@ static enum status turn(const struct chat_options *o, json_t *messages, const ch
 enum status complete_run(const struct chat_options *o, struct error *err)
 {
     struct answer a = {0};
+    json_t *said = json_string(o->text);
+    if (!said)
+        return not_utf8(err);
+    json_decref(said);
     buf_init(&a.text, 64 << 20);
     enum status s = ask(o, NULL, &a, err);
     if (a.text.len && a.text.data[a.text.len - 1] != '\n')
@@ -156,9 +168,10 @@ static enum status converse(const struct chat_options *o, json_t *messages)
 enum status chat_run(const struct chat_options *o, struct error *err)
 {
     json_t *messages = json_array();
-    if (o->system)
-        json_array_append_new(messages, json_pack("{s:s, s:s}", "role", "system", "content", o->system));
-    enum status s = o->text ? turn(o, messages, o->text, err) : converse(o, messages);
+    json_t *system = o->system ? json_pack("{s:s, s:s}", "role", "system", "content", o->system) : NULL;
+    if (system)
+        json_array_append_new(messages, system);
+    enum status s = o->system && !system ? not_utf8(err) : o->text ? turn(o, messages, o->text, err) : converse(o, messages);
     json_decref(messages);
     return s;
 }

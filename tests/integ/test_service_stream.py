@@ -1,8 +1,10 @@
 """What a stream says beside its text: usage and ids that agree with it, its place in the queue. The texts themselves, whole characters and
 stop strings are in test_fc_streams.py."""
+import os
+import subprocess
 import sys
 
-from service import Service, run
+from service import BIN, SLACK, Service, run
 
 FAST = "tick_us 100\n"
 
@@ -27,6 +29,20 @@ def test_a_waiting_stream_is_told_its_place():
         first.leave()
         waiting.finish_up(5).assert_reference([41], 4)
         s.assert_quiet()
+
+
+def test_sluice_chat_sends_no_other_text_than_was_typed():
+    """Bytes that JSON cannot carry: the turn is refused, the conversation goes on without it."""
+    with Service(stages=1, script=FAST) as s:
+        def sluice(*words, said=b""):
+            return subprocess.run([os.path.join(BIN, "sluice"), *words, "--url", f"http://127.0.0.1:{s.port}", "--max-tokens", "5"],
+                                  input=said, capture_output=True, timeout=20 * SLACK)
+        r = sluice("chat", said=b"hello\nb\xe9d\nmore\n")
+        assert r.returncode == 0 and r.stdout.count(b"\n") == 2 and r.stderr.count(b"not UTF-8") == 1, r
+        for command in (["complete", b"b\xe9d"], ["chat", b"b\xe9d"], ["chat", "hello", "--system", b"b\xe9d"]):
+            r = sluice(*command)
+            assert r.returncode == 1 and r.stdout == b"" and b"not UTF-8" in r.stderr, r
+        assert s.status()["requests"]["accepted"] == 2
 
 
 if __name__ == "__main__":
