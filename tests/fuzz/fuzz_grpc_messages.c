@@ -1,5 +1,7 @@
 /* Bytes of Inference and Admin messages: the first says which. A request that is taken keeps every bound that
- * inference_api.h and inference_wire.h promise, and passes through packing unchanged. */
+ * inference_api.h and inference_wire.h promise, and passes through packing unchanged; one that is refused is refused in words. From
+ * 248 on they are what a call that failed ends with: 1 byte the code of gRPC, 1 byte length, its message, and the error's detail.
+ * The seeds are made by make_wire_seeds.py, but for the older ones. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +11,7 @@
 
 #include "common/base/check.h"
 #include "rpc/grpc/admin_wire.h"
+#include "rpc/grpc/error_wire.h"
 #include "rpc/grpc/inference_wire.h"
 #include "rpc/grpc/message.h"
 
@@ -47,7 +50,7 @@ static void try_request(const uint8_t *data, size_t len, struct arena *a)
     grpc_byte_buffer *packed;
     grpc_byte_buffer_reader reader;
     if (inference_wire_unpack_request(data, len, a, &r, &err) != STATUS_OK) {
-        CHECK(err.status == STATUS_BAD_REQUEST);
+        CHECK(err.status == STATUS_BAD_REQUEST && err.message[0]);
         return;
     }
     check_request(&r);
@@ -80,6 +83,41 @@ static void try_status(const uint8_t *data, size_t len, struct arena *a)
     grpc_byte_buffer_destroy(b);
 }
 
+static void check_error(const struct error *e, int is_ok)
+{
+    CHECK((e->status == STATUS_OK) == is_ok && e->status == status_from_int(e->status));
+    CHECK(e->retry_after_s >= 0 && e->retry_after_s <= 86400);
+    CHECK(memchr(e->message, 0, sizeof e->message) && memchr(e->param, 0, sizeof e->param) && memchr(e->code, 0, sizeof e->code));
+}
+
+/* What a call ended with, whoever the server was; and the same said by us. */
+static void try_trailers(const uint8_t *data, size_t len)
+{
+    if (len < 2)
+        return;
+    struct error e, again;
+    struct error_trailers t;
+    const size_t n = data[1] < len - 2 ? data[1] : len - 2;
+    const grpc_status_code code = (grpc_status_code)(data[0] % 20);
+    grpc_slice message = grpc_slice_from_copied_buffer((const char *)data + 2, n);
+    grpc_metadata md = {.key = grpc_slice_from_static_string("sluice-error-bin"),
+                        .value = grpc_slice_from_copied_buffer((const char *)data + 2 + n, len - 2 - n)};
+    const grpc_metadata_array all = {.count = 1, .capacity = 1, .metadata = &md}, none = {0};
+    error_from_trailers(code, message, &none, &e);
+    check_error(&e, code == GRPC_STATUS_OK);
+    error_from_trailers(code, message, &all, &e);
+    check_error(&e, code == GRPC_STATUS_OK);
+    error_trailers_init(&t, &e);
+    const grpc_metadata_array own = {.count = t.n_md, .capacity = t.n_md, .metadata = t.md};
+    error_from_trailers(t.code, t.message, &own, &again);
+    check_error(&again, code == GRPC_STATUS_OK);
+    CHECK(again.status == e.status && again.retry_after_s == e.retry_after_s);
+    CHECK(strncmp(again.message, e.message, message_utf8_prefix(e.message, strlen(e.message))) == 0);
+    error_trailers_fini(&t);
+    grpc_slice_unref(md.value);
+    grpc_slice_unref(message);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 {
     struct arena a;
@@ -88,6 +126,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     struct error err;
     if (len == 0)
         return 0;
+    if (data[0] >= 248) {
+        try_trailers(data + 1, len - 1);
+        return 0;
+    }
     arena_init(&a, 0);
     switch (data[0] % 4) {
     case 0:
