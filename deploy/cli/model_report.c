@@ -12,10 +12,16 @@
 enum { ROWS = 512 }; /* of a tick, as the coordinator plans them unless it is told otherwise */
 static const char PYTHON[] = "/usr/bin/python3"; /* default of --python */
 
+/* A file's name and a template have any bytes, and messages are cut: JSON takes whole characters alone. */
+static void tell(const char *text, char *out, size_t size)
+{
+    model_clean_name((struct text){text, strlen(text)}, out, size);
+}
+
 static void refuse(struct model_report *r, const char *why)
 {
     if (r->n_refusals < MODEL_MAX_REFUSALS)
-        snprintf(r->refusals[r->n_refusals++], sizeof r->refusals[0], "%s", why);
+        tell(why, r->refusals[r->n_refusals++], sizeof r->refusals[0]);
 }
 
 /* --- contents ------------------------------------------------------------------------------------------------------------- */
@@ -83,13 +89,15 @@ static void read_template(struct model_report *r)
     if (s == STATUS_OK && r->tokenizer)
         s = chat_template_open(&source, PYTHON, r->tokenizer, &t, &err);
     const char *also = source.tools.len ? ", and one for tools" : "";
+    char why[sizeof err.message];
+    tell(err.message, why, sizeof why);
     if (s == STATUS_OK)
         snprintf(r->chat_template, sizeof r->chat_template, "its own%s%s", also, r->tokenizer ? "" : "; not compiled");
     else if (s == STATUS_UNSUPPORTED)
         snprintf(r->chat_template, sizeof r->chat_template,
                  "none: it completes plain text (/v1/completions); --chat-template gives it one");
     else
-        snprintf(r->chat_template, sizeof r->chat_template, "its own%s, which cannot be used: %s", also, err.message);
+        snprintf(r->chat_template, sizeof r->chat_template, "its own%s, which cannot be used: %s", also, why);
     chat_template_close(t);
     chat_source_free(&source);
 }

@@ -3,6 +3,7 @@
 Each is refused with exit code 3 and a line that names the field and the byte, in under a second and without 16 MiB more than a sound
 file takes. And a start that finds too little memory.
 """
+import json
 import os
 import re
 import struct
@@ -205,6 +206,20 @@ def fc_57_byte_tokens_dimensions_and_duplicates():
         # The lowest id of a text encodes; such a vocabulary may load.
         a = bed.ask(GgufFile.llama(tokens={40: "a", 41: "a"}).bytes())
         assert a.code in (0, 3) and a.seconds < 1 * SLACK, a.said
+
+
+@case("fast", seconds=30)
+def fc_53_programs_are_told_all_of_a_file_whatever_its_bytes():
+    """A message that is cut in the middle of a character, and a name that is no UTF-8."""
+    with tempfile.TemporaryDirectory(prefix="sluice-gguf-") as folder:
+        path = os.path.join(os.fsencode(folder), b"caf\xe9.gguf")
+        for data, code in ((GgufFile.llama(template="{% " + "\u4e2d" * 200 + " %}").bytes(), 0), (b"GGUF but not quite", 3)):
+            with open(path, "wb") as f:
+                f.write(data)
+            r = subprocess.run([SLUICE, "model", path, "--json"], capture_output=True, timeout=10 * SLACK)
+            told = json.loads(r.stdout)
+            assert r.returncode == code and bool(told["refused"]) == (code == 3), (r.returncode, told)
+            assert code or ("unknown tag" in told["chat_template"] and told["vocabulary"]["tokens"] == 259), told
 
 
 @case("full", seconds=60)
