@@ -180,13 +180,20 @@ static uint64_t padded(uint64_t len)
     return (sizeof(struct record_head) + len + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
 }
 
+/* What the file grows to for a record that ends there: to twice its size, as far as the bound allows. */
+static uint64_t grown(const struct keeper *k, uint64_t end)
+{
+    const uint64_t twice = 2 * (uint64_t)k->size, most = twice < KEEPER_FILE_BYTES ? twice : KEEPER_FILE_BYTES;
+    return end > most ? (end + KEEPER_PAGE - 1) / KEEPER_PAGE * KEEPER_PAGE : most;
+}
+
 /* Room for a record of len bytes, whose head is written; NULL when there is none. */
 static char *add_record(struct keeper *k, uint32_t kind, size_t len)
 {
-    uint64_t end = RECORDS_AT + k->at + padded(len), twice = 2 * (uint64_t)k->size;
+    const uint64_t end = RECORDS_AT + k->at + padded(len);
     k->failed |= len > KEEPER_FILE_BYTES;
     if (!k->failed && end > k->size)
-        k->failed = grow(k, end > twice ? (end + KEEPER_PAGE - 1) / KEEPER_PAGE * KEEPER_PAGE : twice) != STATUS_OK;
+        k->failed = grow(k, grown(k, end)) != STATUS_OK;
     if (k->failed)
         return NULL;
     struct record_head h = {kind, (uint32_t)len};
