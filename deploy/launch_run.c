@@ -18,6 +18,7 @@ static const int64_t KILL_AFTER_NS = 1 * NS_PER_S;  /* SIGTERM to SIGKILL */
 static const int64_t DRAIN_SLACK_NS = 2 * NS_PER_S; /* beyond --drain-ms, for the processes to end by themselves */
 static const int64_t REJOIN_NS = 1 * NS_PER_S, MAX_REJOIN_NS = 5 * NS_PER_S;
 enum { LOOK_MS = 250 }; /* how often the children's beats are heard */
+static const int64_t ASKED_FOR_NS = 5 * NS_PER_S;   /* until a gateway has found the next coordinator: it tries every second */
 enum { RELEASED_DELAY_MS = 1000 };
 
 int launch_signals_fd(const int *signals, size_t n)
@@ -74,6 +75,7 @@ static void ask_to_drain(const struct child *c, pid_t *asked)
 
 static void begin_drain(struct launcher *l)
 {
+    const int64_t now = clock_now_ns();
     if (!l->coordinator_child) { /* nothing to drain here: the streams are elsewhere, and wait for another stage */
         LOG_INFO("rank %d: asked to end; its stage ends, the service goes on without", l->rank);
         begin_end(l, EXIT_ASKED);
@@ -81,9 +83,10 @@ static void begin_drain(struct launcher *l)
     }
     LOG_INFO("draining: running requests finish within %lld ms; once more ends at once", (long long)l->config.drain_ms);
     l->phase = PHASE_DRAIN;
-    l->phase_until_ns = clock_now_ns() + l->config.drain_ms * NS_PER_MS + DRAIN_SLACK_NS;
+    l->phase_until_ns = now + l->config.drain_ms * NS_PER_MS + DRAIN_SLACK_NS;
     l->gateway_returns = !is_over(l->gateway_child) && (!l->gateway_child->pid || !l->gateway_child->beat_ns);
-    ask_to_drain(l->coordinator_child, &l->asked_coordinator);
+    if (l->coordinator_child->incarnation == 1 || now - l->coordinator_child->started_ns > ASKED_FOR_NS)
+        ask_to_drain(l->coordinator_child, &l->asked_coordinator); /* else as one that comes later */
     ask_to_drain(l->gateway_child, &l->asked_gateway);
 }
 

@@ -80,6 +80,23 @@ def test_what_dies_while_it_drains_comes_back_for_the_answers_that_run():
             s.assert_nothing_left()
 
 
+def test_a_coordinator_that_has_just_come_is_not_through_before_its_answers_are_asked_for():
+    with Service(stages=2, mpi=False, flags=["--drain-ms", "20000", "--heartbeat-ms", "1000"]) as s:
+        running = s.call(p := ids(4, 1), 300)
+        running.wait_tokens(5)
+        gateway = s.pid("gateway")
+        os.kill(gateway, signal.SIGSTOP)  # so that it asks late; four heartbeats are allowed
+        os.kill(s.pids["coordinator"], signal.SIGKILL)
+        wait_for(lambda: s.log().count(" gRPC on ") == 2, 3, "another coordinator")
+        time.sleep(0.5)  # the launcher has heard it
+        s.job.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        os.kill(gateway, signal.SIGCONT)
+        running.finish_up(30).assert_reference(p, 300)
+        s.wait_exit(0, 4)
+        s.assert_nothing_left()
+
+
 def test_an_idle_service_ends_at_once():
     for mpi in (False, True):
         with Service(stages=2, mpi=mpi) as s:
