@@ -88,21 +88,23 @@ struct made {
 
 static void key_name(const char *arch, uint8_t what, char out[96])
 {
-    const char *suffix = keys[what % ARRAY_LEN(keys)];
+    const char *suffix = what == 255 ? "attention.key_length_swa" : keys[what % ARRAY_LEN(keys)];
     if (suffix[0] == '.')
         snprintf(out, 96, "%s", suffix + 1);
     else
         snprintf(out, 96, "%s.%s", arch, suffix);
 }
 
+/* Of truth values, or, from 192 on, of small numbers with a sign. */
 static void set_list(struct maker *m, const char *key, const struct edit *e)
 {
-    enum { BOOL = 7, ARRAY = 9 };
-    uint8_t value[12 + 32] = {BOOL};
+    enum { INT8 = 1, BOOL = 7, ARRAY = 9 };
+    const int small = e->extra >= 192;
+    uint8_t value[12 + 32] = {small ? INT8 : BOOL};
     uint32_t n = e->extra % 33;
     value[4] = (uint8_t)n;
     for (uint32_t i = 0; i < n; i++)
-        value[12 + i] = e->value >> i & 1;
+        value[12 + i] = small ? (uint8_t)((e->value >> i & 3) - 1) : e->value >> i & 1;
     maker_raw(m, key, ARRAY, value, 12 + n);
 }
 

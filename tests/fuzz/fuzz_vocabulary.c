@@ -72,6 +72,9 @@ static void encode_tokens(const struct tokenizer *t)
 static void use(const struct tokenizer *t)
 {
     CHECK(tokenizer_bos(t) < (int64_t)tokenizer_n_vocab(t) && tokenizer_eos(t) < (int64_t)tokenizer_n_vocab(t));
+    CHECK(tokenizer_eos(t) < 0 || tokenizer_is_end(t, (uint32_t)tokenizer_eos(t)));
+    CHECK(!tokenizer_is_end(t, tokenizer_n_vocab(t)) && !tokenizer_is_end(t, UINT32_MAX));
+    CHECK(tokenizer_piece(t, tokenizer_n_vocab(t), 1).len == 0);
     CHECK(tokenizer_n_control(t) <= tokenizer_n_vocab(t));
     for (uint32_t i = 0; i < tokenizer_n_control(t); i++)
         CHECK(tokenizer_control_text(t, i).len);
