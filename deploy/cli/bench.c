@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "deploy/cli/said.h"
 
 /* Two prompts of these many words tell how a server counts: their difference what a word costs, the rest what lies around it. */
 enum { PROBE_WORDS_1 = 16, PROBE_WORDS_2 = 144, PROBE_TRIES = 10 };
@@ -28,6 +29,7 @@ void failures_add(struct failures *f, const char *kind, const char *message)
         f->n_kinds++;
         snprintf(f->v[i].kind, sizeof f->v[i].kind, "%s", kind);
         snprintf(f->v[i].example, sizeof f->v[i].example, "%s", message ? message : "");
+        said_make_plain(f->v[i].example); /* it may have been cut within a character, which JSON does not take */
     }
     f->v[i].n++;
 }

@@ -5,6 +5,7 @@
 #include "common/base/clock.h"
 #include "common/base/config.h"
 #include "deploy/cli/bench.h"
+#include "deploy/cli/said.h"
 
 static double per(double n, double of)
 {
@@ -26,7 +27,7 @@ static void print_head(FILE *f, const struct bench_options *o, const struct plan
 {
     fprintf(f, "server       %s%s", o->http.url, plan_path(p));
     if (p->o.model)
-        fprintf(f, ", %s", p->o.model);
+        fprintf(f, ", %s", said_plain(p->o.model).text);
     fputc('\n', f);
 }
 

@@ -27,7 +27,7 @@ static void show(const char *text)
     if (tty < 0)
         tty = isatty(STDOUT_FILENO);
     for (size_t n; *text; text += n ? n : 1) {
-        n = tty && *text != '\n' && *text != '\t' ? said_control(text) : 0;
+        n = tty && *text != '\n' && *text != '\t' ? said_unfit(text) : 0;
         putchar(n ? '?' : *text);
     }
     fflush(stdout);

@@ -1,30 +1,43 @@
 #include "deploy/cli/said.h"
 
 #include <stdio.h>
+#include <string.h>
 
-size_t said_control(const char *p)
+#include "common/text/utf8.h"
+
+size_t said_unfit(const char *p)
 {
-    const unsigned char *u = (const unsigned char *)p;
-    if (*u && (*u < 0x20 || *u == 0x7f))
-        return 1;
-    return u[0] == 0xc2 && u[1] >= 0x80 && u[1] < 0xa0 ? 2 : 0;
+    uint32_t c;
+    if (!*p)
+        return 0;
+    unsigned n = utf8_decode(p, strnlen(p, 4), &c);
+    return n == 0 ? 1 : c < 0x20 || (c >= 0x7f && c < 0xa0) ? n : 0;
 }
 
 void said_make_plain(char *text)
 {
     while (*text) {
-        size_t n = said_control(text);
-        for (size_t i = 0; i < n; i++)
+        uint32_t c;
+        size_t unfit = said_unfit(text), n = unfit ? unfit : utf8_decode(text, strnlen(text, 4), &c);
+        for (size_t i = 0; i < unfit; i++)
             text[i] = '?';
-        text += n ? n : 1;
+        text += n;
     }
 }
 
-struct said said_text(const json_t *v)
+struct said said_plain(const char *text)
+{
+    struct said out;
+    snprintf(out.text, sizeof out.text, "%s", text);
+    said_make_plain(out.text);
+    return out;
+}
+
+struct said said_text(const json_t *v, int most)
 {
     struct said out;
     const char *text = json_string_value(v);
-    snprintf(out.text, sizeof out.text, "%s", text ? text : "-");
+    snprintf(out.text, sizeof out.text, "%.*s", most, text ? text : "-");
     said_make_plain(out.text);
     return out;
 }

@@ -13,16 +13,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of the control character at p, UTF-8; 0: there is none. Those of C1 have two. */
-size_t said_control(const char *p);
-/* Bytes of control characters, ends of lines too, become '?'. */
+/* Bytes at p that are not shown: a control character, of C1 too, or a byte that begins no character of UTF-8. 0: p begins one, or is the end. */
+size_t said_unfit(const char *p);
+/* All of these become '?', ends of lines too: what is left is one line, and a JSON string. */
 void said_make_plain(char *text);
 
-/* A text to print, plain and cut to what fits; "-" for what is no text. Use: said_text(v).text. */
+/* A text to print, plain and cut to what fits. Use: said_plain(text).text. */
 struct said {
     char text[160];
 };
-struct said said_text(const json_t *v);
+struct said said_plain(const char *text);
+/* At most so many bytes; "-" for what is no text. */
+struct said said_text(const json_t *v, int most);
 
 /* A number, cut to min..max and to a whole one; what is no number counts as 0. */
 int64_t said_whole(const json_t *v, int64_t min, int64_t max);

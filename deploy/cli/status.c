@@ -1,5 +1,6 @@
 #include "deploy/cli/status.h"
 
+#include <limits.h>
 #include <string.h>
 
 #include "deploy/cli/said.h"
@@ -7,7 +8,13 @@
 /* Use: str(o, key).text. */
 static struct said str(const json_t *o, const char *key)
 {
-    return said_text(json_object_get(o, key));
+    return said_text(json_object_get(o, key), INT_MAX);
+}
+
+/* For a column of so many bytes. */
+static struct said cut(const json_t *o, const char *key, int most)
+{
+    return said_text(json_object_get(o, key), most);
 }
 
 static long long whole(const json_t *v)
@@ -78,8 +85,8 @@ static void print_stages(const json_t *s, FILE *f)
         const json_t *range = json_object_get(g, "layers");
         snprintf(layers, sizeof layers, "%lld..%lld", whole(json_array_get(range, 0)),
                  whole(json_array_get(range, 1)) - 1); /* people count both ends, as sluice model */
-        fprintf(f, "%-6lld %-12.12s %-8lld %-10s %-9s %-12s %5lld MiB %5lld MiB %9lld %4.0f %% %4.0f %% %6.2f ms\n", num(g, "stage"),
-                  str(g, "host").text, num(g, "pid"), str(g, "state").text, layers, str(g, "backend").text, num(g, "weight_bytes") >> 20,
+        fprintf(f, "%-6lld %-12s %-8lld %-10s %-9s %-12s %5lld MiB %5lld MiB %9lld %4.0f %% %4.0f %% %6.2f ms\n", num(g, "stage"),
+                  cut(g, "host", 12).text, num(g, "pid"), str(g, "state").text, layers, str(g, "backend").text, num(g, "weight_bytes") >> 20,
                   num(g, "kv_bytes") >> 20, num(g, "restarts"), json_number_value(json_object_get(g, "busy_ratio")) * 100,
                   json_number_value(json_object_get(g, "bubble_ratio")) * 100, ms(g, "hop_us"));
     }
@@ -99,7 +106,7 @@ static void print_slots(const json_t *s, FILE *f)
         }
         if (++n_rows > MOST_ROWS)
             continue;
-        fprintf(f, "%-6lld %-10s %-28.28s %8lld %8lld %8lld %9lld %5.1f s\n", num(g, "slot"), str(g, "state").text, str(g, "request").text,
+        fprintf(f, "%-6lld %-10s %-28s %8lld %8lld %8lld %9lld %5.1f s\n", num(g, "slot"), str(g, "state").text, cut(g, "request", 28).text,
                   num(g, "prompt_tokens"), num(g, "cached_tokens"), num(g, "read_tokens"), num(g, "generated_tokens"),
                   (double)num(g, "age_ms") / 1000);
     }

@@ -6,7 +6,11 @@
 
 #include <cmocka.h>
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "common/base/clock.h"
+#include "deploy/cli/bench.h"
 #include "deploy/cli/bench_stats.h"
 
 static struct samples filled(const double *v, size_t n)
@@ -170,6 +174,36 @@ static void between_two_answers_there_is_no_gap(void **state)
     marks_fini(&m);
 }
 
+/* An example is cut to its place, perhaps within a character, and a server that speaks no HTTP says any bytes. */
+static void a_failure_is_in_the_report_whatever_its_message(void **state)
+{
+    struct bench_options o = {.http = {.url = "http://x"}};
+    struct plan p = {.o = {.model = "m\033[2J"}};
+    struct load_result r = {.n_sent = 2};
+    struct client_cost c = {0};
+    char text[400];
+    (void)state;
+    for (size_t i = 0; i + 2 < sizeof text; i += 2)
+        memcpy(text + i, "\xc3\xa9", 2);
+    text[sizeof text - 2] = 0;
+    failures_add(&r.failures, "event", text + 1);
+    failures_add(&r.failures, "broken", "\xff\xc2\x9b\n");
+    json_t *v = load_report_json(&o, &p, &r, &c), *all = json_object_get(v, "failures");
+    const char *cut = json_string_value(json_object_get(json_object_get(all, "event"), "example"));
+    assert_non_null(cut);
+    assert_int_equal(strlen(cut), 199);
+    assert_string_equal(json_string_value(json_object_get(json_object_get(all, "broken"), "example")), "????");
+    json_decref(v);
+    char *table = NULL;
+    size_t len;
+    FILE *f = open_memstream(&table, &len);
+    load_report(f, &o, &p, &r, &c);
+    fclose(f);
+    assert_non_null(strstr(table, "m?[2J"));
+    assert_null(strchr(table, 27));
+    free(table);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -182,6 +216,7 @@ int main(void)
         cmocka_unit_test(a_gap_that_reaches_into_a_window_counts_whole),
         cmocka_unit_test(a_stream_that_says_nothing_more_has_an_open_gap),
         cmocka_unit_test(between_two_answers_there_is_no_gap),
+        cmocka_unit_test(a_failure_is_in_the_report_whatever_its_message),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
