@@ -267,8 +267,35 @@ def fc_launch_before_it_is_ready_a_detached_service_ends_with_mpirun():
         assert "mpirun was ended before the service was ready" in s.log()
 
 
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        return [int(x) for x in f.read().split()]
+
+
 def token(s):
     return ["--token-file", s.file("token", "0123456789abcdef0123456789abcdef\n")]
+
+
+@case("full", seconds=60)
+def fc_launch_a_spare_beside_a_single_stage_is_in_nobodys_way():
+    s = Launched(stages=1, detach=True)
+    s.flags += token(s)
+    with s:
+        with open(s.path("join.log"), "wb") as log:
+            joiner = subprocess.Popen(s.launcher("--join", f"127.0.0.1:{s.grpc_port}"), env=s.env, stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            wait_for(lambda: children(joiner.pid), 5, "the spare's process")
+            time.sleep(1)  # it has said that it is there
+            streams = s.start_streams(tokens=600)
+            for who in (0, "coordinator", 0):
+                os.kill(pid := s.pid(who), signal.SIGKILL)
+                wait_for(lambda: s.pid(who) != pid and s.ready(), 10, f"another {who}")
+                assert s.pid(0) not in children(joiner.pid), f"the spare serves after the end of {who}"
+            s.assert_went_on(streams)
+            assert "spares wait already" not in s.log()
+        finally:
+            joiner.kill()
+            joiner.wait()
 
 
 @case("full", seconds=60)
