@@ -68,10 +68,13 @@ enum status transfer_init(struct transfer *t, CURL *c, const struct http *h, con
                           void (*on_event)(void *ctx, const struct stream_event *e), void *ctx)
 {
     char auth[512];
+    int url_len = (int)strlen(h->url);
+    while (url_len && h->url[url_len - 1] == '/') /* as browsers give it; paths begin with one */
+        url_len--;
     *t = (struct transfer){.on_event = on_event, .ctx = ctx, .retry_after_s = -1};
     buf_init(&t->body, MAX_BODY_BYTES);
     sse_init(&t->sse, MAX_LINE_BYTES);
-    snprintf(t->url, sizeof t->url, "%s%s", h->url, path);
+    snprintf(t->url, sizeof t->url, "%.*s%s", url_len, h->url, path);
     t->headers = curl_slist_append(t->headers, "Content-Type: application/json");
     t->headers = curl_slist_append(t->headers, "Expect:"); /* a long prompt does not wait for a 100 */
     if (h->key) {

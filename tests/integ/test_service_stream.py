@@ -31,6 +31,14 @@ def test_a_waiting_stream_is_told_its_place():
         s.assert_quiet()
 
 
+def test_sluice_takes_a_url_with_a_slash_at_its_end():
+    with Service(stages=1, script=FAST) as s:
+        for command in (["status"], ["complete", "x", "--max-tokens", "3"], ["bench", "--concurrency", "1", "--requests", "1"]):
+            r = subprocess.run([os.path.join(BIN, "sluice"), *command, "--url", f"http://127.0.0.1:{s.port}/"], capture_output=True,
+                               timeout=20 * SLACK)
+            assert r.returncode == 0, r
+
+
 def test_sluice_chat_sends_no_other_text_than_was_typed():
     """Bytes that JSON cannot carry: the turn is refused, the conversation goes on without it."""
     with Service(stages=1, script=FAST) as s:
