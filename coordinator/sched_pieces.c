@@ -132,18 +132,19 @@ static uint32_t most_rows(const struct sched *s, const struct sched_plan *out, c
     return x;
 }
 
-static int fits_as_stream(struct fitting *f, uint32_t rest, const struct sched_budget *hot)
+/* What is no more than the smallest piece is not cut for it. */
+static int fits_as_stream(struct fitting *f, const struct sched_survey *v, uint32_t rest, const struct sched_budget *hot)
 {
     struct bounds cold = f->bounds;
     f->bounds = (struct bounds){.tau_us = fmin(cold.tau_us, hot->share_us), .hard_us = fmin(cold.hard_us, hot->stall_us)};
     int fit = fits(f, rest);
     f->bounds = cold;
-    return fit || rest <= SCHED_TILE_ROWS;
+    return fit || rest <= SCHED_TILE_ROWS || rest <= steps_of(f->s, v, f->shape, f->e).first;
 }
 
 /* A last piece makes a stream of the reader, so where nothing decoded before, the bounds of one stream hold from this tick
  * on: *b becomes those. */
-static int fits_last(struct fitting *f, struct sched_plan *out, uint32_t rest, struct sched_budget *b)
+static int fits_last(struct fitting *f, const struct sched_survey *v, struct sched_plan *out, uint32_t rest, struct sched_budget *b)
 {
     if (!fits(f, rest))
         return 0;
@@ -151,7 +152,7 @@ static int fits_last(struct fitting *f, struct sched_plan *out, uint32_t rest, s
         return 1;
     const struct sched_crowd one = {.n_streams = 1, .n_rows = 1, .reads = f->e->n_prompt, .waits = f->e->needs_host};
     struct sched_budget hot = sched__budget(f->s, &one);
-    if (!fits_as_stream(f, rest, &hot))
+    if (!fits_as_stream(f, v, rest, &hot))
         return 0;
     *b = hot;
     out->hot = 1;
@@ -171,7 +172,7 @@ static uint32_t piece_of(const struct sched *s, const struct sched_survey *v, st
     if (x_max == 0)
         return 0;
     int last = e->position + x_max == e->n_prompt;
-    if (whole && (last ? fits_last(&f, out, x_max, b) : fits(&f, x_max)))
+    if (whole && (last ? fits_last(&f, v, out, x_max, b) : fits(&f, x_max)))
         return x_max;
     struct steps st = steps_of(s, v, &out->shape, e);
     uint32_t x = largest_piece(&f, st, last ? x_max - 1 : x_max);
@@ -240,13 +241,15 @@ static uint32_t take_first(struct queue *q)
     return first;
 }
 
-/* Of the smallest piece of e. */
+/* Of the smallest piece of e that piece_of looks at: where a tick may cost what that costs, there is one. */
 static uint32_t small_rows(const struct sched *s, const struct sched_survey *v, const struct sched_plan *out,
                            const struct sched_entry *e)
 {
     int whole;
     uint32_t x = most_rows(s, out, e, &whole), first = steps_of(s, v, &out->shape, e).first;
-    return x < first ? x : first;
+    if (x >= first)
+        return first;
+    return whole ? x : least_rows(s, v, &out->shape, e);
 }
 
 /* The oldest reader is owed a quarter of the prompt time, so that short ones cannot keep it waiting for ever. */
@@ -259,18 +262,18 @@ static int oldest_is_due(const struct sched *s, const struct sched_survey *v, co
     return s->credit_us >= cost_predict_us(&s->cost, v->slowest, &c) - cost_predict_us(&s->cost, v->slowest, &out->shape);
 }
 
-/* The reader whose piece comes first. */
+/* The reader whose piece comes first; with the queue's own keys, so that it is the queue's first. */
 static const struct sched_entry *first_reader(const struct sched *s, const struct sched_survey *v, const struct sched_plan *out)
 {
     const struct sched_entry *e = sched__entries(s);
     if (v->n_readers == 1 || oldest_is_due(s, v, out))
         return &e[v->oldest];
     const struct sched_entry *best = NULL;
-    double best_us = 0;
+    float best_us = 0;
     for (uint32_t i = 0; i < s->opt.n_slots; i++) {
         if (!sched__is_reader(&e[i]))
             continue;
-        double us = sched__remaining_us(v, &e[i]);
+        float us = (float)sched__remaining_us(v, &e[i]);
         if (!best || us < best_us || (us == best_us && e[i].order < best->order))
             best = &e[i], best_us = us;
     }

@@ -70,6 +70,105 @@ static void a_prompt_is_read_whatever_the_limits_of_rows(void **state)
         }
 }
 
+/* One tick is planned, sent and done before the next, with the time that it took. Rows of slot 0. */
+static uint32_t timed_turn(struct sched *s, struct sched_plan *p, double (*took_us)(const struct sched_plan *p, uint64_t *seed), uint64_t *seed)
+{
+    uint32_t n = 0;
+    if (!sched_plan(s, p))
+        return 0;
+    for (uint32_t i = 0; i < p->n_runs; i++)
+        n += p->runs[i].ref.slot == 0 ? p->runs[i].n : 0;
+    sched_commit(s, p);
+    assert_int_equal(sched_retire(s, p->tick, NULL), STATUS_OK);
+    for (uint32_t i = 0; i < 2; i++)
+        sched_timing(s, i, p->tick, took_us(p, seed));
+    return n;
+}
+
+/* Reads what is new of a prompt, alone; fails where it does not get on. */
+static void read_alone(struct sched *s, struct sched_plan *p, uint64_t order, uint32_t position, uint32_t n,
+                       double (*took_us)(const struct sched_plan *p, uint64_t *seed), uint64_t *seed)
+{
+    const struct slot_ref ref = {.slot = 0, .seq = order};
+    const struct sched_sequence q = {.position = position, .n_prompt = position + n, .n_answer = 50, .order = order,
+                                     .limit = UINT32_MAX};
+    assert_int_equal(sched_add(s, ref, &q), STATUS_OK);
+    for (uint32_t read = 0, rows; read < n; read += rows)
+        if ((rows = timed_turn(s, p, took_us, seed)) == 0)
+            fail_msg("%u new tokens behind %u: %u are read, and no more", n, position, read);
+    assert_int_equal(sched_remove(s, ref), STATUS_OK);
+}
+
+static double takes_what_it_likes(const struct sched_plan *p, uint64_t *seed)
+{
+    return p->cost_us[0] * (0.35 + 2.6 * rand_unit(7, (*seed)++));
+}
+
+/* Times that jump teach costs by which fewer rows take longer. */
+static void a_prompt_is_read_whatever_ticks_have_taken(void **state)
+{
+    (void)state;
+    uint64_t seed = 1;
+    for (uint32_t rows = 1; rows <= 40; rows++) {
+        struct sched_options o = two_stages;
+        o.max_rows = rows % 2 ? rows : 128;
+        o.piece_max = rows;
+        o.max_tick_us = 1000;
+        struct sched_plan *p;
+        struct sched *s = with(&o, &p);
+        for (uint64_t order = 1; order <= 100; order++)
+            read_alone(s, p, order, 0, 1 + (uint32_t)(rand_at(8, seed++) % 100), takes_what_it_likes, &seed);
+        done(s, p);
+    }
+}
+
+/* A row's own attention is cheap; that a piece reads its prefix once more is not. */
+static double reads_memory(const struct sched_plan *p, uint64_t *seed)
+{
+    (void)seed;
+    return 4000 + 130.0 * p->shape.rows + 0.02 * (0.2 * (double)p->shape.reads + 8 * (double)p->shape.spans);
+}
+
+/* Where a piece that is worth it is long, the end of a prompt may be shorter, and more than a stream beside it could bear. */
+static void what_is_new_behind_a_long_prefix_is_read_however_little_it_is(void **state)
+{
+    (void)state;
+    struct sched_plan *p;
+    struct sched_options o = two_stages;
+    uint64_t order = 1;
+    o.max_rows = o.piece_max = 512;
+    struct sched *s = with(&o, &p);
+    for (int i = 0; i < 500; i++)
+        read_alone(s, p, order++, 300000, i % 2 ? 8 : 512, reads_memory, NULL);
+    for (uint32_t n = 1; n <= 200; n++)
+        read_alone(s, p, order++, 300000, n, reads_memory, NULL);
+    done(s, p);
+}
+
+/* As near as a float: the one that the tick is measured by must be the one that comes first. */
+static void of_two_prompts_that_are_nearly_alike_one_is_read(void **state)
+{
+    (void)state;
+    static const struct msg_loaded costs = {.cost_rows = {1, 512}, .prompt_us = {4000, 70000}, .decode_us = {4100, 120000},
+                                            .attention_ns = 1e-3};
+    struct sched_options o = two_stages;
+    o.max_tick_us = 1000;
+    o.piece_max = 8;
+    for (uint32_t n = 20; n < 120; n++) {
+        struct sched_plan *p;
+        struct sched *s = with(&o, &p);
+        sched_set_stage(s, 0, &costs);
+        sched_set_stage(s, 1, &costs);
+        for (uint32_t i = 0; i < 2; i++) {
+            const struct sched_sequence q = {.position = i, .n_prompt = i + n, .n_answer = 1, .order = 2 - i, .limit = UINT32_MAX};
+            assert_int_equal(sched_add(s, (struct slot_ref){i, i + 1}, &q), STATUS_OK);
+        }
+        if (!sched_plan(s, p))
+            fail_msg("of two prompts of %u tokens none is read", n);
+        done(s, p);
+    }
+}
+
 static void streams_that_could_fill_every_tick_leave_room_for_a_prompt(void **state)
 {
     (void)state;
@@ -514,6 +613,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_is_read_whatever_the_limits_of_rows),
+        cmocka_unit_test(a_prompt_is_read_whatever_ticks_have_taken),
+        cmocka_unit_test(what_is_new_behind_a_long_prefix_is_read_however_little_it_is),
+        cmocka_unit_test(of_two_prompts_that_are_nearly_alike_one_is_read),
         cmocka_unit_test(streams_that_could_fill_every_tick_leave_room_for_a_prompt),
         cmocka_unit_test(a_prompt_is_read_and_its_rows_follow_without_the_coordinator),
         cmocka_unit_test(an_answer_of_one_token_needs_no_row),
