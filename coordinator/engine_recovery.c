@@ -192,23 +192,39 @@ void engine__pipeline_events(struct engine *e, int64_t now)
     }
 }
 
+/* Of those that have begun; end: with this, where not NULL. Whose answer is whole waits for his client, not for stages. */
+static uint32_t begun(struct engine *e, const struct error *end)
+{
+    struct list *const lists[] = {&e->running, &e->parked};
+    uint32_t n = 0;
+    for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+        LIST_EACH(it, lists[i]) {
+            struct request *r = of_link(it);
+            if (r->ending)
+                continue;
+            n++;
+            if (end)
+                engine__end(e, r, REQUEST_FAILED, end);
+        }
+    return n;
+}
+
 /* Also while the pipeline comes back again and again and dies of the first tick each time. */
 void engine__expire_lost(struct engine *e, int64_t now)
 {
     struct error err;
     if (!e->lost_ns)
         return;
-    if (e->n_queued + e->n_parked + e->n_reading + e->n_decoding > 0) {
+    uint32_t n_begun = begun(e, NULL);
+    if (e->n_queued + n_begun > 0) {
         if (now - e->lost_ns <= e->o.config->recovery_timeout_ms * NS_PER_MS)
             return;
         double s = engine__seconds(e->lost_ns, now);
         char text[LOST_TEXT];
         const char *why = engine__why_lost(e, text);
-        LOG_ERROR("no recovery in %.1f s: %u running and %u waiting requests end: %s", s, e->n_parked + e->n_reading + e->n_decoding,
-                  e->n_queued, why);
+        LOG_ERROR("no recovery in %.1f s: %u running and %u waiting requests end: %s", s, n_begun, e->n_queued, why);
         error_set(&err, STATUS_PIPELINE_LOST, "no recovery in %.0f s: %.200s", s, why);
-        engine__fail_all(e, &e->running, &err);
-        engine__fail_all(e, &e->parked, &err);
+        begun(e, &err);
         err.status = STATUS_PIPELINE;
         err.retry_after_s = 10;
         engine__fail_all(e, &e->queued, &err);

@@ -266,6 +266,35 @@ static void a_free_slot_is_given_beside_one_that_is_parked_and_does_not_read(voi
     close_quiet(s);
 }
 
+/* An answer that is there and waits for its client to read its end needs no stage. */
+static void a_whole_answer_outlives_the_recovery_timeout(void **state)
+{
+    (void)state;
+    struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){.flags = FLAGS("--recovery-timeout-ms", "300")});
+    struct sim_call *whole = sim_call_new(s, "whole", 40, 30), *part = sim_call_new(s, "part", 40, 300);
+    whole->stall_at = 29;
+    whole->stall_ns = 5 * NS_PER_S;
+    sim_call_submit(whole);
+    sim_call_submit(part);
+    while (!whole->request || !whole->request->ending)
+        engine_sim_step(s);
+    engine_sim_lose_stage(s, 1, 2 * NS_PER_S);
+    engine_sim_run(s, engine_sim_now_ns(s) + NS_PER_S);
+    assert_int_equal(part->end.status, STATUS_PIPELINE_LOST);
+    assert_false(sim_call_ended(whole));
+    struct sim_call *early = sim_call_new(s, "early", 20, 8);
+    sim_call_submit(early);
+    engine_sim_run(s, engine_sim_now_ns(s) + NS_PER_S / 10);
+    assert_int_equal(early->end.status, STATUS_PIPELINE); /* as when nobody is left */
+    engine_sim_run_out(s, 60 * NS_PER_S);
+    assert_int_equal(whole->finish, FINISH_LENGTH);
+    assert_int_equal(whole->n_ids, 30);
+    sim_call_free(whole);
+    sim_call_free(part);
+    sim_call_free(early);
+    close_quiet(s);
+}
+
 /* --- clients that leave ------------------------------------------------------------------------------------------------------- */
 
 static void free_call(struct sim_call *c)
@@ -512,6 +541,7 @@ int main(void)
         cmocka_unit_test(who_needs_a_block_and_does_not_read_holds_nobody_up),
         cmocka_unit_test(who_is_parked_and_does_not_read_holds_nobody_up),
         cmocka_unit_test(a_free_slot_is_given_beside_one_that_is_parked_and_does_not_read),
+        cmocka_unit_test(a_whole_answer_outlives_the_recovery_timeout),
         cmocka_unit_test(leaving_beside_a_full_cache_changes_nobodys_text),
         cmocka_unit_test(rounds_of_clients_that_all_leave_lose_no_block),
         cmocka_unit_test(a_crowd_that_leaves_at_once_ends_no_epoch),
