@@ -9,6 +9,7 @@
 #include "rpc/gateway/completion_kept.h"
 #include "rpc/gateway/keeper.h"
 #include "rpc/gateway/routes.h"
+#include "rpc/gateway/server.h"
 
 #define LOG_MODULE "completion"
 #include "common/base/log.h"
@@ -277,15 +278,10 @@ static size_t room_for_all(const struct completion *c)
     return n;
 }
 
-static void reply_whole(struct completion *c, const struct usage *u)
+static void write_whole(struct completion *c, struct buf *out)
 {
     struct buf body;
-    struct error err;
-    if (is_cut(c)) {
-        error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the answer");
-        tell_error(c, &err);
-        return;
-    }
+    const struct usage all = usage_of_all(c);
     name_prompt(c);
     buf_init(&body, room_for_all(c));
     openai_answer_begin(&body, &c->head);
@@ -300,8 +296,49 @@ static void reply_whole(struct completion *c, const struct usage *u)
             part.logprobs = (struct bytes){h->logprobs.data ? h->logprobs.data : "", h->logprobs.len};
         openai_answer_choice(&body, &c->head, &part);
     }
-    openai_answer_end(&body, &c->head, u);
-    exchange_reply(c->x, 200, "application/json", &body);
+    openai_answer_end(&body, &c->head, &all);
+    *out = body;
+}
+
+static void reply_whole(struct completion *c, struct buf *body)
+{
+    struct error err;
+    if (!is_cut(c)) {
+        exchange_reply(c->x, 200, "application/json", body);
+        return;
+    }
+    buf_fini(body);
+    error_set(&err, STATUS_OUT_OF_MEMORY, "no memory for the answer");
+    tell_error(c, &err);
+}
+
+/* Nothing of it changes any more: no lock is needed to write it. */
+static void op_build(struct exchange *x)
+{
+    struct buf body;
+    pthread_mutex_lock(&x->lock);
+    int gone = x->gone;
+    pthread_mutex_unlock(&x->lock);
+    if (gone)
+        return;
+    write_whole(x->op, &body);
+    pthread_mutex_lock(&x->lock);
+    reply_whole(x->op, &body);
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* Log probabilities take some 2 us each to write, many of them longer than streams may wait: this is the thread of all events. */
+static void finish_whole(struct completion *c)
+{
+    enum { HERE_MAX_BYTES = 64 << 10 }; /* as they are kept: 3 ms */
+    struct buf body;
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < c->n; i++)
+        bytes += c->choices[i].logprobs.len;
+    if (bytes > HERE_MAX_BYTES && server_build(c->x->gw->server, c->x) == STATUS_OK)
+        return;
+    write_whole(c, &body);
+    reply_whole(c, &body);
 }
 
 /* This answer is complete, and with the last one everything. One publishing tells both to the journal. */
@@ -323,7 +360,7 @@ static void take_done(struct choice *h, const struct generate_event *e)
     if (out && is_last)
         openai_end_of_stream(out, &c->head, &all);
     if (is_last && !out)
-        reply_whole(c, &all);
+        finish_whole(c);
     else if (is_last)
         exchange_stream_end(c->x);
     else if (out)
@@ -457,4 +494,4 @@ static void op_fini(struct exchange *x)
 }
 
 const struct exchange_ops completion__ops = {
-    .tick = op_tick, .gone = op_gone, .room = op_room, .expire = op_expire, .fini = op_fini};
+    .tick = op_tick, .gone = op_gone, .room = op_room, .expire = op_expire, .build = op_build, .fini = op_fini};

@@ -50,7 +50,7 @@ struct server {
     char address[300];
     int epoll;
     pthread_t watcher, parser;
-    struct queue *large; /* of struct exchange *, each with a reference */
+    struct queue *large; /* what is read or written by the parser: of struct exchange *, each with a reference */
     atomic_int stopping, ending;
     size_t body_max;
 
@@ -230,10 +230,22 @@ static void *parser_main(void *arg)
     struct server *s = arg;
     struct exchange *x;
     while (queue_pop(s->large, &x, INT64_MAX) == STATUS_OK) {
-        start(s, x);
+        if (x->ops) /* since start() */
+            x->ops->build(x);
+        else
+            start(s, x);
         exchange_release(x);
     }
     return NULL;
+}
+
+enum status server_build(struct server *s, struct exchange *x)
+{
+    exchange_retain(x);
+    enum status st = queue_push(s->large, &x);
+    if (st != STATUS_OK)
+        exchange_release(x);
+    return st;
 }
 
 static void start_later(struct server *s, struct exchange *x)

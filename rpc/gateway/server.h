@@ -2,8 +2,8 @@
  *
  * Purpose    Listens, reads requests into exchanges, applies what holds for every path (route, method, key, size, type,
  *            drain), starts the route and hands its reply out. A second thread watches the connections for clients that
- *            leave or stop reading, and gives every exchange its tick; a third parses large bodies, so that health checks
- *            never wait behind one.
+ *            leave or stop reading, and gives every exchange its tick; a third parses large bodies and writes large answers, so
+ *            that health checks and streams never wait behind one.
  * Ownership  server_create/server_destroy. The listening socket passes to the server; the holder gets a duplicate.
  * Threading  server_create and server_destroy from the main thread; the rest from any thread. The lock guards the list of
  *            exchanges; an exchange's own lock is taken after it or without it, never before.
@@ -32,6 +32,9 @@ void server_destroy(struct server *s, const struct error *why);
 /* Reports when the client of x leaves; x->lock is held. */
 void server_watch(struct server *s, struct exchange *x);
 void server_unwatch(struct server *s, struct exchange *x);
+
+/* (locked) x->ops->build is to be called, without the lock, on the thread that reads large bodies. STATUS_FULL: it will not be. */
+enum status server_build(struct server *s, struct exchange *x);
 
 /* An exchange whose connection another process began: listed, watched, ticked; and forgotten, with the list's reference. first: its
  * ticks come before those of the others, so it asks the coordinator for a slot before them. */

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 
+from client import SLACK
 from gateway_bed import Bed, FAKE, GATEWAY, events, read_all, run, sanitized, unchunk, wait_for
 
 bed = None
@@ -269,6 +270,33 @@ def test_a_slow_reader_gets_everything():
         head, text = unchunk(data + (b"" if data.endswith(b"0\r\n\r\n") else read_all(s)))
         said = "".join(e["choices"][0]["delta"].get("content", "") for e in events(text) if isinstance(e, dict))
         assert len(said) == 20000 * 200 and text.endswith("data: [DONE]\n\n")
+
+
+ASK = """
+import http.client, sys
+c = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=90)
+c.request("POST", "/v1/chat/completions", sys.argv[2], {"Content-Type": "application/json"})
+r = c.getresponse()
+print(r.status, len(r.read()))
+"""
+
+
+def test_an_answer_with_many_log_probabilities_stalls_no_stream():
+    """Its client is a process of its own: 100 MB would keep this one from noticing when the stream's bytes come."""
+    with Bed("--write-stall-ms", "20000") as b:
+        body = json.dumps({"messages": [{"role": "user", "content": "count=4000"}], "n": 32, "logprobs": True, "top_logprobs": 20})
+        stream = b.stream_chat("count=100000 delay=10")
+        other = subprocess.Popen([sys.executable, "-c", ASK, str(b.port), body], stdout=subprocess.PIPE)
+        last, worst = time.monotonic(), 0
+        while other.poll() is None:
+            assert stream.recv(65536)
+            now = time.monotonic()
+            last, worst = now, max(worst, now - last)
+        status, size = other.communicate()[0].split()
+        assert status == b"200" and int(size) > 80e6, (status, size)
+        print(f"      {worst:.2f} s at most between two tokens")
+        assert worst < 0.7 * SLACK, f"{worst:.2f} s without a token"
+        stream.close()
 
 
 def test_broken_connections_harm_nobody():
