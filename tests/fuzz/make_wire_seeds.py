@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes seeds of the fuzz targets stage_wire and grpc_messages: messages at and past their bounds. Numbers of fields are those of
+"""Writes seeds of the fuzz targets stage_wire, grpc_messages and request: messages at and past their bounds. Numbers of fields are those of
 rpc/proto. usage: make_wire_seeds.py corpus"""
 import struct
 import sys
@@ -188,8 +188,43 @@ def grpc_messages():
     yield "trailers_detail_broken", trailers(14, b"m\xff", b"\x1a\xff")
 
 
+def requests():
+    """Behind a byte for the size of the context: 16 and 4 times that."""
+    ids = lambda *values: sub(4, packed(1, values))
+    token = bytes([1]) + bytes(range(32)) + b"cpu"
+    with_context = lambda k, data: bytes([k]) + data[1:]
+    yield "text", with_context(20, request(u(7, 5), sub(8, "lo"), sub(8, "\u20ac")))
+    yield "text_empty", with_context(20, request(prompt=sub(3, "")))
+    yield "text_of_context", with_context(0, request(prompt=sub(3, "a" * 15)))
+    yield "text_over_context", with_context(0, request(prompt=sub(3, "a" * 16)))
+    yield "text_special", with_context(20, request(prompt=sub(3, "<s>hell</s>")))
+    yield "chat", with_context(20, request(prompt=sub(5, "{}")))
+    yield "ids", with_context(20, request(sub(6, u(5, 1), f32(1, 0.5)), prompt=ids(1, 2, 259)))
+    yield "ids_none", with_context(20, request(prompt=ids()))
+    yield "id_outside", with_context(20, request(prompt=ids(1, 260)))
+    yield "max_tokens_0", with_context(20, request(u(7, 0)))
+    yield "bias", with_context(20, request(sub(6, packed(13, [1, 259]), floats(14, [-100, 100]))))
+    yield "bias_outside", with_context(20, request(sub(6, packed(13, [260]), floats(14, [1]))))
+    yield "penalties", with_context(255, request(sub(6, f32(6, 1.5), f32(7, 2), f32(8, -2), u(10, 7), u(11, 9999))))
+    yield "logprobs", with_context(20, request(sub(6, u(12, 21)), u(7, 3)))
+    yield "sibling", with_context(20, request(sub(16, token)))
+    yield "sibling_no_token", with_context(20, request(sub(16, b"\2" + bytes(40))))
+    yield "resume_no_token", with_context(20, resume(b"t" * 40))
+    yield "resume", with_context(20, resume(token, ids=(258, 259)))
+    yield "resume_nothing_yet", with_context(20, resume(token, ids=()))
+    yield "resume_ended", with_context(20, resume(token, ids=(258, 257)))
+    yield "resume_past_its_end", with_context(20, resume(token, ids=(257, 258)))
+    yield "resume_ignores_its_end", with_context(20, resume(token, u(9, 0), ids=(257, 258)) + u(9, 1))
+    yield "resume_id_outside", with_context(20, resume(token, ids=(260,)))
+    yield "resume_full", with_context(20, resume(token, ids=[104] * 64))
+    yield "resume_too_many", with_context(20, resume(token, ids=[104] * 65))
+    yield "resume_stopped", with_context(20, resume(token, ids=(258, 259)) + sub(8, "ell"))
+    yield "resume_past_its_stop", with_context(20, resume(token, ids=(258, 259, 1)) + sub(8, "ell"))
+
+
 def main(corpus):
-    for name, seeds in {"stage_wire": stage_wire(), "grpc_messages": grpc_messages()}.items():
+    for name, seeds in {"stage_wire": stage_wire(), "grpc_messages": grpc_messages(), "request": requests()}.items():
+        (corpus / name).mkdir(exist_ok=True)
         for seed, data in seeds:
             (corpus / name / seed).write_bytes(data)
 
