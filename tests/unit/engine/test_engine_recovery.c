@@ -266,6 +266,43 @@ static void losses_of_every_kind_on_a_tight_pool_change_no_token(void **state)
     bed_close(t);
 }
 
+/* Many begin alike and share blocks, of pools that outlive their process or go with it: what is whole is taken up by all, what is not
+ * is read again by one. */
+static void losses_on_shared_beginnings_with_pools_that_stay_or_go_change_no_token(void **state)
+{
+    (void)state;
+    enum { N_TEXTS = 2, MOST_COMMON = 200 };
+    static uint32_t texts[N_TEXTS][MOST_COMMON];
+    struct bed *t = bed_open(3, "tick_us 150\n", FLAGS("--slots", "4", "--kv-blocks", "40", "--max-rows", "15"));
+    bed_keep_kv(t);
+    for (uint32_t i = 0; i < N_TEXTS * MOST_COMMON; i++)
+        texts[i / MOST_COMMON][i % MOST_COMMON] = below(FAKE_VOCAB);
+    for (int round = 0; round < 8; round++) {
+        for (int i = 0; i < 5; i++) {
+            uint32_t common = below(2) ? below(MOST_COMMON) : 16 * below(MOST_COMMON / 16);
+            struct bed_request *r = add(t, common + 1 + below(60), 1 + below(100));
+            memcpy(r->prompt, texts[below(N_TEXTS)], common * sizeof *r->prompt);
+            r->no_cache = below(8) == 0;
+            bed_submit(r);
+        }
+        usleep(below(15000));
+        uint32_t stage = below(3);
+        engine_bed_crash_stage(t->b, stage, SIGKILL);
+        if (below(2))
+            assert_int_equal(ftruncate(t->kv_fd[stage], 0), 0);
+        engine_bed_start_stage(t->b, stage);
+        if (below(2))
+            engine_bed_wait_ready(t->b);
+        usleep(below(20000));
+    }
+    wait_all(t);
+    for (uint32_t i = 0; i < t->n; i++)
+        assert_int_equal(t->r[i]->end.status, STATUS_OK);
+    canary(t);
+    engine_bed_assert_quiet(t->b);
+    bed_close(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -277,6 +314,7 @@ int main(void)
         cmocka_unit_test(a_pool_that_outlives_its_process_is_not_read_again),
         cmocka_unit_test(what_one_stage_lost_is_read_again_up_to_it_alone),
         cmocka_unit_test(losses_of_every_kind_on_a_tight_pool_change_no_token),
+        cmocka_unit_test(losses_on_shared_beginnings_with_pools_that_stay_or_go_change_no_token),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
