@@ -263,7 +263,7 @@ static void check_name(const struct model *m, const char *path)
     const size_t n = strlen(m->name);
     CHECK(n < sizeof m->name && utf8_valid_len(m->name, n) == n);
     for (size_t i = 0; i < n; i++)
-        CHECK((unsigned char)m->name[i] >= 0x20 && m->name[i] != 0x7f);
+        CHECK((unsigned char)m->name[i] >= 0x20 && m->name[i] != 0x7f && !(m->name[i] == '\xc2' && (unsigned char)m->name[i + 1] < 0xa0));
     if (!gguf_text(m->gguf, "general.name", &t) || t.len == 0)
         t = (struct text){strrchr(path, '/') ? strrchr(path, '/') + 1 : path, 0};
     CHECK(n > 0 || t.len == 0); /* a byte that may not be shown is shown as another */
