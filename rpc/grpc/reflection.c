@@ -107,7 +107,7 @@ static int same(struct span a, struct span b)
 enum { FILE_NAME = 1, FILE_PACKAGE = 2, FILE_DEPENDENCY = 3, FILE_MESSAGE = 4, FILE_ENUM = 5, FILE_SERVICE = 6 };
 enum { ANY_NAME = 1, MESSAGE_FIELD = 2, MESSAGE_NESTED = 3, MESSAGE_ENUM = 4, ENUM_VALUE = 2, SERVICE_METHOD = 2 };
 
-/* rest of the symbol behind `name`, when it is name or begins with name and a dot. */
+/* rest of the symbol behind `name`, when it is name or begins with name, a dot and more. */
 static int step(struct span symbol, struct span name, struct span *rest)
 {
     if (symbol.len < name.len || memcmp(symbol.data, name.data, name.len) != 0)
@@ -117,7 +117,7 @@ static int step(struct span symbol, struct span name, struct span *rest)
         return 1;
     }
     *rest = (struct span){symbol.data + name.len + 1, symbol.len - name.len - 1};
-    return symbol.data[name.len] == '.';
+    return symbol.data[name.len] == '.' && rest->len > 0;
 }
 
 static int has_child(struct span message, uint32_t number, struct span name)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes seeds of the fuzz targets stage_wire, grpc_messages and request: messages at and past their bounds. Numbers of fields are those of
+"""Writes seeds of the fuzz targets stage_wire, grpc_messages, request and rpc_calls: messages at and past their bounds. Numbers of fields are those of
 rpc/proto. usage: make_wire_seeds.py corpus"""
 import struct
 import sys
@@ -222,8 +222,61 @@ def requests():
     yield "resume_past_its_stop", with_context(20, resume(token, ids=(258, 259, 1)) + sub(8, "ell"))
 
 
+CHECK, WATCH, REFLECT_V1ALPHA, REFLECT, TOKENIZE, DETOKENIZE, APPLY_TEMPLATE, GET_MODEL, GET_PIECES, GET_STATUS, WATCH_STATUS, GET_METRICS, \
+    DRAIN, UNDRAIN = range(14)
+
+
+def call(method, *messages, trusted=1, gateway="host 17"):
+    head = bytes([method, trusted, len(gateway)]) + gateway.encode()
+    return head + b"".join(struct.pack("<H", len(m)) + m for m in messages)
+
+
+def rpc_calls():
+    yield "check", call(CHECK, b"")
+    yield "check_service", call(CHECK, sub(1, "sluice.v1.Inference"))
+    yield "check_unknown", call(CHECK, sub(1, "sluice.v1.Inferenc"))
+    yield "check_nothing", call(CHECK)
+    yield "check_broken", call(CHECK, b"\x0a\xff")
+    yield "watch", call(WATCH, b"", b"")
+    yield "watch_unknown", call(WATCH, sub(1, "x"))
+    yield "list_services", call(REFLECT_V1ALPHA, sub(7, ""), sub(1, "host") + sub(7, "*"))
+    for i, name in enumerate(("rpc/proto/types.proto", "rpc/proto/stage.proto", "types.proto", "")):
+        yield f"file_{i}", call(REFLECT, sub(3, name))
+    for i, name in enumerate(("sluice.v1.Inference", "sluice.v1.Inference.Generate", "sluice.v1.GenerateRequest.text",
+                              "sluice.v1.Priority.PRIORITY_BATCH", "sluice.v1.OpKind", "grpc.health.v1.HealthCheckResponse.ServingStatus",
+                              "grpc.health.v1.HealthCheckResponse.ServingStatus.SERVING", "grpc.reflection.v1alpha.ServerReflection",
+                              "sluice.v1", "sluice.v1.", "sluice", "", ".", "sluice.v1.Nothing", "sluice.v1.Inference.", "sluice.v1.Inference.No",
+                              "sluice.v1.GenerateRequest.text.more")):
+        yield f"symbol_{i}", call(REFLECT, sub(4, name))
+    yield "symbols", call(REFLECT, *[sub(4, "sluice.v1.Sampler")] * 3)
+    yield "extension", call(REFLECT, sub(5, sub(1, "sluice.v1.Sampler"), u(2, 7)))
+    yield "extensions", call(REFLECT, sub(6, "sluice.v1.Sampler"), sub(6, "sluice.v1.None"))
+    yield "reflect_nothing", call(REFLECT, b"")
+    yield "tokenize", call(TOKENIZE, sub(1, "hello") + u(2, 1) + u(3, 1))
+    yield "tokenize_not_utf8", call(TOKENIZE, sub(1, b"\xed\xa0\x80"))
+    yield "tokenize_nothing", call(TOKENIZE)
+    yield "detokenize", call(DETOKENIZE, packed(1, [1, 2, 2**32 - 1]) + u(2, 1))
+    yield "apply_template", call(APPLY_TEMPLATE, sub(1, "{}"))
+    yield "apply_template_not_utf8", call(APPLY_TEMPLATE, sub(1, b"{\xff"))
+    yield "get_model", call(GET_MODEL, b"")
+    yield "get_pieces", call(GET_PIECES, b"", b"")
+    yield "get_status", call(GET_STATUS, b"")
+    yield "get_status_untrusted", call(GET_STATUS, b"", trusted=0)
+    yield "get_status_no_pid", call(GET_STATUS, b"", gateway="host")
+    yield "get_status_long_host", call(GET_STATUS, b"", gateway="h" * 100 + " 1")
+    yield "get_status_minus", call(GET_STATUS, b"", gateway=" h\t -1")
+    yield "watch_status", call(WATCH_STATUS, u(1, 5))
+    yield "watch_status_slow", call(WATCH_STATUS, u(1, 2**32 - 1))
+    yield "metrics", call(GET_METRICS, b"")
+    yield "metrics_vllm", call(GET_METRICS, sub(1, "vllm"))
+    yield "metrics_other", call(GET_METRICS, sub(1, b"\xffllm" * 20))
+    yield "drain", call(DRAIN, b"")
+    yield "undrain", call(UNDRAIN, b"")
+
+
 def main(corpus):
-    for name, seeds in {"stage_wire": stage_wire(), "grpc_messages": grpc_messages(), "request": requests()}.items():
+    for name, seeds in {"stage_wire": stage_wire(), "grpc_messages": grpc_messages(), "request": requests(),
+                        "rpc_calls": rpc_calls()}.items():
         (corpus / name).mkdir(exist_ok=True)
         for seed, data in seeds:
             (corpus / name / seed).write_bytes(data)

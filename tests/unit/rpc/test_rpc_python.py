@@ -59,7 +59,8 @@ def check_reflection(channel):
         (answer,) = ask(channel, "v1", field(4, symbol.encode()))
         assert 4 in answer, symbol
     for request in (field(4, b"sluice.v1.Generate"), field(4, b"sluice.v1.GenerateRequest.no"), field(4, b"sluice"),
-                    field(4, b""), field(3, b"nope.proto"), field(5, field(1, b"x"))):
+                    field(4, b""), field(4, b"sluice.v1.Inference."), field(4, b"sluice.v1."), field(3, b"nope.proto"),
+                    field(5, field(1, b"x"))):
         (answer,) = ask(channel, "v1", request)
         assert 7 in answer, request
     # Several questions on one stream; a file by its name brings what it imports.
