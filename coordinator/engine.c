@@ -186,7 +186,6 @@ static void look_at_clock(struct engine *e, int64_t now)
 
 static void turn(struct engine *e, int64_t now)
 {
-    look_at_clock(e, now);
     check_overflow(e, now);
     engine__pipeline_events(e, now);
     periodic(e, now);
@@ -250,6 +249,7 @@ static int turn_with(struct engine *e, struct engine_message *m, int64_t now)
 {
     struct engine_message next;
     e->now_ns = now;
+    look_at_clock(e, now); /* before what came: what is lost by it is lost now */
     int n = 0;
     for (; m && n < MESSAGES_PER_TURN; n++) {
         handle(e, m, now);

@@ -108,8 +108,8 @@ static void say_why_not_ready(const struct engine *e, struct service_status *s, 
 {
     const struct stage_table *stages = pipeline_stages(e->pipeline);
     size_t n = 0;
-    if (e->lost_ns)
-        s->lost_ms = (uint64_t)((now - e->lost_ns) / NS_PER_MS);
+    s->lost_ms = e->lost_ns ? (uint64_t)((now - e->lost_ns) / NS_PER_MS) : 0; /* *s has what was said before */
+    s->not_ready[0] = 0;
     if (s->ready)
         return;
     if (e->draining) {

@@ -9,7 +9,7 @@
 
 #include "common/base/check.h"
 #include "coordinator/engine_impl.h"
-#include "tests/sim/engine_sim.h"
+#include "tests/sim/engine_sim_impl.h"
 
 #define FLAGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
@@ -165,6 +165,37 @@ static void a_call_that_came_during_a_turn_is_not_older_than_the_world(void **st
     engine_sim_close(s);
 }
 
+/* The coordinator was stopped; meanwhile a stage ended and calls came. */
+static void what_was_lost_while_the_coordinator_stood_still_was_not_lost_in_the_future(void **state)
+{
+    (void)state;
+    static struct service_status st;
+    struct engine_sim *s = engine_sim_open(&(struct engine_sim_options){0});
+    struct engine *e = engine_sim_engine(s);
+    struct sim_call *c[2] = {sim_call_new(s, "a", 20, 200), sim_call_new(s, "b", 20, 8)};
+    sim_call_submit(c[0]);
+    while (c[0]->n_ids == 0)
+        engine_sim_step(s);
+    engine_sim_lose_stage(s, 1, 23 * NS_PER_S);
+    sim_call_submit(c[1]);
+    s->now_ns += 20 * NS_PER_S;
+    engine_sim_step(s);
+    assert_int_equal(e->lost_ns, s->now_ns);
+    engine_sim_run(s, s->now_ns + NS_PER_S);
+    engine_status(e, &st);
+    assert_in_range(st.lost_ms, 900, 1100);
+    assert_true(st.not_ready[0]);
+    engine_sim_run_out(s, 60 * NS_PER_S);
+    engine_sim_run(s, s->now_ns + NS_PER_S);
+    engine_status(e, &st);
+    assert_true(st.ready && st.lost_ms == 0 && !st.not_ready[0]); /* nothing of it stays */
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(c[i]->finish, FINISH_LENGTH);
+        sim_call_free(c[i]);
+    }
+    engine_sim_close(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -174,6 +205,7 @@ int main(void)
         cmocka_unit_test(a_pool_that_is_too_small_for_all_serves_all),
         cmocka_unit_test(a_stage_that_is_lost_at_any_time_leaves_no_call_without_end),
         cmocka_unit_test(a_call_that_came_during_a_turn_is_not_older_than_the_world),
+        cmocka_unit_test(what_was_lost_while_the_coordinator_stood_still_was_not_lost_in_the_future),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
