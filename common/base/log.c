@@ -1,6 +1,9 @@
 #include "common/base/log.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -9,7 +12,7 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 
-enum { N_MODULES = 32, LINE_BYTES = 1024 };
+enum { N_MODULES = 32, LINE_BYTES = 1024, PATIENCE_MS = 250 };
 
 static struct {
     char program[32];
@@ -93,6 +96,37 @@ int log_limit_take(struct log_limit *l, unsigned *left_out)
     return 0;
 }
 
+/* A pipe says so while a page of it is free, so what comes next is not waited for (unless two processes meet at the last one). */
+int log_has_room(int fd)
+{
+    static atomic_int stalled; /* it is not waited for again before it moves */
+    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    int n;
+    while ((n = poll(&p, 1, atomic_load(&stalled) ? 0 : PATIENCE_MS)) < 0 && errno == EINTR)
+        ;
+    atomic_store(&stalled, n == 0);
+    return n != 0;
+}
+
+/* line has room for one byte more. */
+static void put(char *line, size_t len)
+{
+    static atomic_uint n_lost;
+    line[len++] = '\n';
+    int room = log_has_room(STDERR_FILENO);
+    unsigned lost = room ? atomic_exchange(&n_lost, 0) : 0;
+    if (lost) {
+        log_write(LOG_LEVEL_WARN, "log", "%u lines were lost: nobody read them", lost);
+        room = log_has_room(STDERR_FILENO);
+    }
+    if (!room) {
+        atomic_fetch_add(&n_lost, 1);
+        return;
+    }
+    ssize_t ignored = write(STDERR_FILENO, line, len);
+    (void)ignored;
+}
+
 void log_write(enum log_level level, const char *module, const char *fmt, ...)
 {
     char line[LINE_BYTES];
@@ -112,7 +146,5 @@ void log_write(enum log_level level, const char *module, const char *fmt, ...)
     for (size_t i = 0; i < len; i++) /* what a client or a file sent never makes a second line */
         if ((unsigned char)line[i] < 32)
             line[i] = ' ';
-    line[len++] = '\n';
-    ssize_t ignored = write(STDERR_FILENO, line, len);
-    (void)ignored;
+    put(line, len);
 }

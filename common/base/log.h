@@ -4,7 +4,8 @@
  *            Levels go by volume; `--log LEVEL[,module=LEVEL]` sets a mask by module. Prompt text never above trace.
  *            What clients can cause as often as they like is said by LOG_SOME: a few lines a second, and how many were left out.
  * Threading  Any thread; a line is written with one write(2).
- * Errors     None: a line that cannot be written is lost.
+ * Errors     None: a line that cannot be written is lost. So is one that nobody reads: a pager, a terminal that is held by Ctrl-S
+ *            or a session whose network hangs stops no process (it waits for a quarter of a second once; lost lines are counted).
  */
 #ifndef SLUICE_COMMON_BASE_LOG_H
 #define SLUICE_COMMON_BASE_LOG_H
@@ -21,6 +22,8 @@ const char *log_program(void); /* async-signal-safe */
 /* "info", "info,engine=debug,link=trace". Call before threads start. */
 enum status log_set_levels(const char *spec, struct error *err);
 int log_enabled(enum log_level level, const char *module);
+/* May fd be written to without waiting for whoever reads it? Async-signal-safe. */
+int log_has_room(int fd);
 void log_write(enum log_level level, const char *module, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 /* All zero at first. */

@@ -80,7 +80,7 @@ void trace_dump(int fd, unsigned n_last)
             len += put_number(line + len, LOAD(e->v[k]));
         }
         line[len++] = '\n';
-        if (write(fd, line, len) < 0)
+        if (!log_has_room(fd) || write(fd, line, len) < 0)
             return;
     }
 }
@@ -96,7 +96,7 @@ static int say(int sig, const char *what)
     len += put_text(line + len, ": ", 2);
     len += put_text(line + len, what, 90);
     line[len++] = '\n';
-    return write(STDERR_FILENO, line, len) > 0;
+    return log_has_room(STDERR_FILENO) && write(STDERR_FILENO, line, len) > 0;
 }
 
 static void on_crash(int sig)

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 void trace_event(const char *event, int64_t a, int64_t b, int64_t c, int64_t d);
-/* The newest n_last events (0: all) to fd, oldest first. */
+/* The newest n_last events (0: all) to fd, oldest first, as far as somebody reads them. */
 void trace_dump(int fd, unsigned n_last);
 /* Dumps the newest 200 on SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT, then dies of the same signal. */
 void trace_install_crash_handler(void);

@@ -1,6 +1,7 @@
 """Who starts, watches and outlives whom: ranks that fail to start, processes that fall silent or come back too often, rolling
 restarts, a service that stays when mpirun goes, and a node that joins it instead of a lost one."""
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -83,6 +84,33 @@ def fc_launch_a_model_file_of_any_name_is_served():
         assert s.status()["model"]["id"] == 'caf? "1\\2"', s.status()["model"]
         s.ask(p := ids(4, 1), 8, model='caf? "1\\2"').assert_reference(p, 8)
         s.metrics()
+
+
+class Unread(Launched):
+    """Its log goes into a pipe that is read late, as `| less` or a terminal that is held by Ctrl-S does."""
+
+    def start(self):
+        self.pipe, into = os.pipe()
+        fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 16384)
+        self.job = subprocess.Popen(self.command(), stdout=subprocess.DEVNULL, stderr=into, stdin=subprocess.DEVNULL, env=self.env,
+                                    start_new_session=True)
+        os.close(into)
+        self.wait_ready(20 * SLACK)
+
+    def log(self):
+        return ""
+
+
+@case("full", seconds=60)
+def fc_launch_a_log_that_nobody_reads_stops_nothing():
+    with Unread(stages=2, mpi=False, flags=["--log", "trace"]) as s:
+        for i in range(60):
+            s.ask(p := ids(4, i), 8).assert_reference(p, 8)
+        assert len(os.read(s.pipe, 1 << 20)) > 8000  # it was full, so lines were lost
+        s.ask(p := ids(4, 99), 8).assert_reference(p, 8)
+        assert b"lines were lost: nobody read them" in os.read(s.pipe, 1 << 20)
+        s.end()
+        os.close(s.pipe)
 
 
 # --- starts that fail ------------------------------------------------------------------------------------------------------------

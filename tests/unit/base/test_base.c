@@ -211,6 +211,42 @@ static void log_lines_of_one_kind_are_limited_and_the_rest_is_counted(void **sta
     assert_true(n_told >= 1000 - n_taken);
 }
 
+static void log_lines_that_nobody_reads_stop_nobody(void **state)
+{
+    (void)state;
+    enum { LINES = 2000 };
+    char said[400], all[1 << 16];
+    int fds[2], saved = dup(STDERR_FILENO), n_lost = 0;
+    unsigned n_read = 0;
+    memset(said, 'x', sizeof said - 1);
+    said[sizeof said - 1] = 0;
+    assert_int_equal(pipe(fds), 0);
+    dup2(fds[1], STDERR_FILENO);
+    alarm(10); /* it would wait for ever */
+    for (int i = 0; i < LINES; i++)
+        log_write(LOG_LEVEL_INFO, "test", "%s", said);
+    trace_dump(STDERR_FILENO, 0);
+    alarm(0);
+    ssize_t n = read(fds[0], all, sizeof all);
+    for (ssize_t i = 0; i < n; i++)
+        n_read += all[i] == '\n';
+    log_write(LOG_LEVEL_INFO, "test", "again");
+    dup2(saved, STDERR_FILENO);
+    n = read(fds[0], all, sizeof all - 1);
+    assert_true(n_read > 100 && n > 0);
+    all[n] = 0;
+    const char *told = strstr(all, " lines were lost");
+    assert_non_null(told);
+    while (told[-1] != ' ')
+        told--;
+    n_lost = atoi(told);
+    assert_int_equal(n_read + (unsigned)n_lost, LINES);
+    assert_non_null(strstr(all, "again\n"));
+    close(fds[0]);
+    close(fds[1]);
+    close(saved);
+}
+
 static void log_lines_stay_one_line_whatever_a_client_sent(void **state)
 {
     (void)state;
@@ -397,6 +433,7 @@ int main(void)
         cmocka_unit_test(log_levels_go_by_module),
         cmocka_unit_test(log_lines_begin_with_date_and_time_in_utc),
         cmocka_unit_test(log_lines_of_one_kind_are_limited_and_the_rest_is_counted),
+        cmocka_unit_test(log_lines_that_nobody_reads_stop_nobody),
         cmocka_unit_test(log_lines_stay_one_line_whatever_a_client_sent),
         cmocka_unit_test(address_forms),
         cmocka_unit_test(address_with_more_than_host_and_port_is_refused),
