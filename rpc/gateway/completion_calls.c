@@ -76,11 +76,13 @@ static void lost(struct choice *h, const char *why)
 void completion__retry(struct choice *h, int64_t now)
 {
     struct backend *b = h->c->x->gw->backend;
+    if (h->paused) /* its client does not read now: what it waits for is no coordinator */
+        h->lost_ns = now;
     if (is_over(h, now)) {
         give_up(h, "it did not come back");
     } else if (h->told_to_end && atomic_load(&h->c->x->gw->draining)) {
         give_up(h, "the service is ending");
-    } else if (now >= h->retry_ns && !h->paused) { /* paused: its client does not read now */
+    } else if (now >= h->retry_ns && !h->paused) {
         int blind = !backend_answers(b);
         if (!blind || now >= h->retry_ns + (BLIND_RETRY_MS - RETRY_MS) * NS_PER_MS)
             completion__submit(h);

@@ -9,7 +9,8 @@ import time
 from faults import launcher_of, parts, stopped
 from grpc_peer import Answer, Peer, grpc
 from runner import real_model
-from service import BIN, FIRST_BYTE, SLACK, Call, Service, case, free_ports, ids, is_free, reference, run, wait_for
+from service import BIN, FIRST_BYTE, SLACK, TENTH, Call, Service, case, free_ports, ids, is_free, reference, run, wait_for
+from test_fc_gateway_kill import Raw, events_of, text_of
 from test_fc_streams import scripted
 
 PAUSE_S = 2
@@ -51,6 +52,21 @@ def fc_30_killing_the_coordinator_is_a_pause():
         pauses = [longest_pause(streams[i], killed) for i in (0, 1, 3)]
         print(f"      pauses {['%.2f' % p for p in pauses]} s")
         assert max(pauses) <= PAUSE_S * SLACK, pauses
+        s.assert_quiet(ended=("coordinator",))
+
+
+@case("full", seconds=60)
+def fc_30_a_client_that_reads_slowly_waits_for_no_coordinator():
+    """Its gateway asks for no more until it has read on, which takes longer than --recovery-timeout-ms; the next coordinator was there at once."""
+    flags = ["--restarts", "100", "--restart-delay-ms", "20", "--recovery-timeout-ms", "3000", "--write-stall-ms", "30000"]
+    with Service(slots=4, flags=flags, costs=TENTH) as s:
+        p, n = ids(40, 5), 3000
+        slow = Raw(s.port, s.body(p, n), 512, 0.1)
+        wait_for(lambda: s.status()["slots"][0]["generated_tokens"] > 1200, 20, "much more than it has read")
+        kill_coordinator(s)
+        time.sleep(5)
+        slow.per_read, slow.wait_s = 65536, 0
+        assert text_of(events_of(slow.body(30))) == reference(p, n)
         s.assert_quiet(ended=("coordinator",))
 
 
