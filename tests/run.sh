@@ -153,7 +153,7 @@ if wanted tsan && build_in "$build-tsan" tsan label:tsan -DCMAKE_BUILD_TYPE=Debu
 fi
 
 if wanted fuzz && build_in "$build-fuzz" fuzz fuzzers -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_COMPILER=clang-14 -DSLUICE_FUZZ=ON; then
-    say "fuzzing: $fuzz_seconds s each, two at a time"
+    say "fuzzing: $fuzz_seconds s each, three at a time"
     # The corpus in the tree is read only; what is found lies in the build folder.
     fuzz_one() {
         local target=$1 name dict
@@ -166,7 +166,7 @@ if wanted fuzz && build_in "$build-fuzz" fuzz fuzzers -DCMAKE_BUILD_TYPE=Debug -
     }
     export -f fuzz_one
     targets=("$build-fuzz"/fuzz/fuzz_*)
-    printf '%s\n' "${targets[@]}" | xargs -P 2 -I{} bash -c 'fuzz_one "$1" "$2" "$3" || touch "$3/$(basename "$1").failed"' _ {} "$fuzz_seconds" "$logs"
+    printf '%s\n' "${targets[@]}" | xargs -P 3 -I{} bash -c 'fuzz_one "$1" "$2" "$3" || touch "$3/$(basename "$1").failed"' _ {} "$fuzz_seconds" "$logs"
     for t in "${targets[@]}"; do
         name=$(basename "$t")
         if [ -e "$logs/$name.failed" ]; then
