@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "common/base/check.h"
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/text/chat_mark.h"
 #include "common/text/detokenizer.h"
@@ -220,7 +221,12 @@ static void encode_long(const struct tokenizer *t, const uint8_t *data, size_t s
         memcpy(text + len, data + 2, piece);
     const int sound = utf8_valid_len(text, len) == len;
     CHECK(tokenizer_max_ids(t, len) <= ARRAY_LEN(ids));
-    enum status s = tokenizer_encode(t, text, len, 0, INT64_MAX, ids, tokenizer_max_ids(t, len), &n, &err);
+    const int64_t deadline_ns = clock_now_ns() + 1000 * NS_PER_MS; /* megabytes of pieces are not what this is about */
+    enum status s = tokenizer_encode(t, text, len, 0, deadline_ns, ids, tokenizer_max_ids(t, len), &n, &err);
+    if (s == STATUS_TIMEOUT) {
+        CHECK(sound && err.message[0]);
+        return;
+    }
     if (s != STATUS_OK) {
         CHECK(s == STATUS_BAD_REQUEST && err.message[0]);
         CHECK(sound ? len > PRETOKENIZER_MAX_WORD && strcmp(err.code, "word_too_long") == 0 : strcmp(err.code, "invalid_utf8") == 0);
