@@ -67,7 +67,7 @@ def test_sigterm_to_coordinator_and_gateway_drains():
 def test_what_dies_while_it_drains_comes_back_for_the_answers_that_run():
     for part in (1, "coordinator", "gateway"):
         with Service(stages=2, mpi=False, flags=["--drain-ms", "20000"]) as s:
-            running = [(s.call(p := ids(4, i), 400, key=f"s{i}"), p) for i in range(2)]
+            running = [(s.call(p := ids(4, i), 250, key=f"s{i}"), p) for i in range(2)]
             for c, _ in running:
                 c.wait_tokens(5)
             pid = s.pid(part)
@@ -75,7 +75,7 @@ def test_what_dies_while_it_drains_comes_back_for_the_answers_that_run():
             wait_for(lambda: not s.ready(), 1, "it drains")
             os.kill(pid, signal.SIGKILL)
             for c, p in running:
-                c.finish_up(30).assert_reference(p, 400)
+                c.finish_up(30).assert_reference(p, 250)
             s.wait_exit(0, 4)
             s.assert_nothing_left()
 
