@@ -12,6 +12,7 @@ enum {
 };
 #define STRANGE 3.0          /* times the prediction, or a third of it */
 #define ATTENTION_STEP 0.05
+#define ATTENTION_MOST_US 1000.0 /* per row and position; tens of nanoseconds are usual. Times all positions of a tick it stays finite */
 
 static double sane_us(double us, double least)
 {
@@ -79,7 +80,7 @@ void cost_model_set_stage(struct cost_model *m, uint32_t stage, const struct msg
     take_points(c, l);
     connect_points(c);
     if (isfinite(l->attention_ns) && l->attention_ns > 0)
-        c->attention_us = l->attention_ns / 1000;
+        c->attention_us = fmin(l->attention_ns / 1000, ATTENTION_MOST_US);
 }
 
 /* The last point at or below rows, or the first one. */

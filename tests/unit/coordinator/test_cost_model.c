@@ -55,6 +55,8 @@ static void figures_that_make_no_sense_are_mended(void **state)
     assert_true(base(&m, 1, 1, 0) > 0);
     m = one_stage(&(struct msg_loaded){.cost_rows = {16}, .prompt_us = {160}, .attention_ns = -1e300});
     assert_true(base(&m, 32, 0, 1) == 320);
+    m = one_stage(&(struct msg_loaded){.cost_rows = {16}, .prompt_us = {160}, .attention_ns = 1.7e308}); /* finite, but times reads it is not */
+    assert_true(isfinite(base(&m, 4096, 0, 4096ull << 24)));
 }
 
 static void learn_many(struct cost_model *m, const struct cost_shape *s, double us, double spread, uint64_t n)
