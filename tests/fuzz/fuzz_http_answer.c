@@ -122,6 +122,7 @@ static void ask(const uint8_t *bytes, size_t len, int flags, long buffer, struct
     curl_easy_setopt(c, CURLOPT_PREREQDATA, &conn);
     curl_easy_setopt(c, CURLOPT_BUFFERSIZE, buffer);
     curl_easy_setopt(c, CURLOPT_FORBID_REUSE, 1L);
+    curl_easy_setopt(c, CURLOPT_CONNECTTIMEOUT, 600L); /* a busy machine is no finding */
     o->status = transfer_finish(&t, c, curl_easy_perform(c), &o->err);
     check_outcome(&t, o, wants_stream);
     json_t *body = o->status == STATUS_OK && !wants_stream ? json_loadb(t.body.data ? t.body.data : "", t.body.len, 0, NULL) : NULL;

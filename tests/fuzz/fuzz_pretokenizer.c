@@ -3,8 +3,8 @@
  * Input      1 byte which rule, 1 byte after how many bytes a search comes up for air, 1 byte longest word; then the text: a byte
  *            0xff in front of N and L repeats the L bytes that follow N times, all else is itself. Only its well-formed UTF-8 counts.
  * Must hold  The words put together are the text, none is empty. Windows change nothing: either the words are the same, or a word is
- *            longer than is allowed and the text is refused for just that ("default" cuts digits only after it has found them together, so
- *            there it may be the run of digits that is longer).
+ *            longer than is allowed and the text is refused for just that (a rule of several passes cuts smaller what an earlier pass has
+ *            found: there it may be that which is longer).
  */
 #include <stdint.h>
 #include <string.h>
@@ -54,6 +54,11 @@ static enum status note(void *context, const char *word, size_t len)
     return STATUS_OK;
 }
 
+static int has_passes(const char *rule)
+{
+    return strcmp(rule, "default") == 0 || strncmp(rule, "deepseek", strlen("deepseek")) == 0;
+}
+
 static void split(size_t rule, const struct pretokenizer *p, const char *text, size_t len, size_t search_bytes, size_t max_word)
 {
     static struct words whole, parts;
@@ -71,7 +76,7 @@ static void split(size_t rule, const struct pretokenizer *p, const char *text, s
         CHECK(parts.longest <= max_word);
     } else {
         CHECK(s == STATUS_BAD_REQUEST && strcmp(err.code, "word_too_long") == 0);
-        CHECK(whole.longest > max_word || (strcmp(names[rule], "default") == 0 && len > max_word));
+        CHECK(whole.longest > max_word || (has_passes(names[rule]) && len > max_word));
     }
 }
 

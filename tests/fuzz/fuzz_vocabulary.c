@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "common/base/check.h"
-#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/text/detokenizer.h"
 #include "common/text/utf8.h"
@@ -46,7 +45,7 @@ static void encode(const struct tokenizer *t, const char *text, size_t len)
     CHECK(room <= MAX_IDS);
     int sound = utf8_valid_len(text, len) == len;
     for (unsigned flags = 0; flags < 4; flags++) {
-        enum status s = tokenizer_encode(t, text, len, flags, clock_now_ns() + 5000 * NS_PER_MS, ids, room, &n, &err);
+        enum status s = tokenizer_encode(t, text, len, flags, INT64_MAX, ids, room, &n, &err);
         CHECK(s == (sound ? STATUS_OK : STATUS_BAD_REQUEST));
         if (s == STATUS_OK)
             says(t, ids, n);
