@@ -284,3 +284,74 @@ enum status fakes_send_plan(struct fakes *f)
     fakes_events(f);
     return s;
 }
+
+static void fill_result(struct result *r, const struct fake *k)
+{
+    r->session = k->epoch.session;
+    r->epoch = k->epoch.epoch;
+    r->tick = pipeline_in_flight(k->all->p) ? k->tick + 1 - pipeline_in_flight(k->all->p) : k->tick;
+    r->status = STATUS_OK;
+    r->timing = (struct stage_timing){.tick = r->tick, .stage = k->stage, .n_rows = 3, .compute_us = 1000};
+    r->layer_counter = k->layer_counter;
+    r->n_runs = 2;
+    r->runs[0] = (struct result_run){.seq = 5, .n_accepted = 2, .id = 77};
+    r->runs[1] = (struct result_run){.seq = 6, .n_accepted = 1, .id = -1};
+}
+
+struct from_stage fake_message(const struct fake *k, enum from_stage_kind kind, struct result *r)
+{
+    struct from_stage m = {.kind = kind};
+    const struct msg_epoch e = k->epoch;
+    switch (kind) {
+    case FROM_STAGE_HELLO:
+        m.hello = fake_hello(k);
+        break;
+    case FROM_STAGE_LOADED:
+        m.loaded = (struct msg_loaded){.n_blocks = 100, .weight_bytes = 1 << 20, .kv_bytes = 1 << 20, .cost_rows = {1, 16},
+                                       .prompt_us = {10, 90}, .decode_us = {12, 100}, .attention_ns = 3};
+        m.assigned = k->n_inbox && k->inbox[0].kind == TO_STAGE_ASSIGN ? k->inbox[0].assign : k->assigned;
+        break;
+    case FROM_STAGE_ACK:
+        m.ack = k->kv;
+        m.ack.session = e.session;
+        m.ack.epoch = e.epoch;
+        break;
+    case FROM_STAGE_READY:
+        m.ready = e;
+        break;
+    case FROM_STAGE_RESULT:
+        fill_result(r, k);
+        m.result = r;
+        break;
+    case FROM_STAGE_TIMINGS:
+        m.timings.session = e.session;
+        m.timings.epoch = e.epoch;
+        m.timings.n = 2;
+        for (uint32_t i = 0; i < 2; i++)
+            m.timings.timing[i] = (struct stage_timing){.tick = k->tick + i, .stage = k->stage, .n_rows = 4, .compute_us = 900};
+        break;
+    case FROM_STAGE_HEARTBEAT:
+        m.heartbeat = (struct msg_heartbeat){.session = e.session, .epoch = e.epoch, .tick = k->tick, .layer_counter = 9, .busy = 1};
+        break;
+    case FROM_STAGE_FAILED:
+        m.failed = (struct msg_failed){.session = e.session, .epoch = e.epoch, .tick = k->tick, .status = STATUS_OUT_OF_MEMORY};
+        strcpy(m.failed.message, "no room for a row");
+        break;
+    }
+    return m;
+}
+
+void fake_say_any(struct fakes *f, struct fake *k, const struct from_stage *m)
+{
+    struct fake stranger = {.all = f, .stage = k->stage};
+    if (m->kind != FROM_STAGE_HELLO) {
+        if (k->open)
+            fake_say(k, m);
+        return;
+    }
+    fake_open(&stranger);
+    if (stranger.attachment)
+        fake_say(&stranger, m);
+    if (stranger.open)
+        fake_close(&stranger);
+}

@@ -61,6 +61,10 @@ void fake_open(struct fake *k);                                /* a stream that 
 void fake_attach(struct fake *k);                              /* a new process: stream and HELLO */
 void fake_attach_with(struct fake *k, const struct msg_hello *h); /* the same with another HELLO */
 enum pipeline_take fake_say(struct fake *k, const struct from_stage *m);
+/* What it could say now; a result is put into r, which has room for two runs. */
+struct from_stage fake_message(const struct fake *k, enum from_stage_kind kind, struct result *r);
+/* Says it whatever it is: HELLO on a stream of its own, as a stranger has it, all else in the middle of its work. */
+void fake_say_any(struct fakes *f, struct fake *k, const struct from_stage *m);
 void fake_fail(struct fake *k, enum status why, const char *message); /* FAILED, of no tick */
 void fake_close(struct fake *k);
 /* Takes the oldest message out of the inbox; 0: none. */
