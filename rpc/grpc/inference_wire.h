@@ -13,7 +13,8 @@
 #include "common/base/arena.h"
 #include "rpc/grpc/inference_api.h"
 
-enum { MAX_REQUEST_ID = 128, MAX_CLIENT_BYTES = 256, MAX_REQUEST_IDS = 1 << 22 };
+/* A client's name counts whole: what a coordinator keeps of it (coordinator/request.h) is as long. */
+enum { MAX_REQUEST_ID = 128, MAX_CLIENT_BYTES = 70, MAX_REQUEST_IDS = 1 << 22 };
 
 enum status inference_wire_pack_request(const struct generate_request *r, grpc_byte_buffer **out, struct error *err);
 enum status inference_wire_unpack_request(const void *data, size_t len, struct arena *a, struct generate_request *out,

@@ -12,6 +12,7 @@
 #include <grpc/slice.h>
 
 #include "common/base/clock.h"
+#include "coordinator/request.h"
 #include "rpc/grpc/inference_wire.h"
 #include "rpc/grpc/message.h"
 #include "rpc/grpc/stage_api.h"
@@ -246,6 +247,24 @@ static void wire_sampler_passes_whole_and_each_value_out_of_range_is_named(void 
     arena_fini(&a);
 }
 
+/* Cut anywhere, two clients with the same beginning would be one. */
+static void wire_a_clients_name_is_whole_or_refused(void **state)
+{
+    char name[72], kept[sizeof ((struct request *)0)->client];
+    struct generate_request r = {.prompt = PROMPT_TEXT, .text = {"a", 1}, .sampler = {.top_p = 1}, .client = {name, 70}}, got;
+    struct error err;
+    struct arena a;
+    (void)state;
+    memset(name, 'c', sizeof name);
+    arena_init(&a, 0);
+    assert_int_equal(repack(&r, &a, &got, &err), STATUS_OK);
+    assert_true(got.client.len == 70 && got.client.len < sizeof kept);
+    r.client.len = 71;
+    assert_int_equal(repack(&r, &a, &got, &err), STATUS_BAD_REQUEST);
+    assert_string_equal(err.param, "client");
+    arena_fini(&a);
+}
+
 /* What Generate's server sends, and what its client takes it for. */
 static enum status repack_event(const struct generate_event *e, struct arena *a, struct generate_event *out)
 {
@@ -376,6 +395,7 @@ int main(void)
         cmocka_unit_test(wire_texts_end_at_whole_characters),
         cmocka_unit_test(wire_resumption_wants_ids_a_seed_a_later_attempt_and_a_bounded_token),
         cmocka_unit_test(wire_sampler_passes_whole_and_each_value_out_of_range_is_named),
+        cmocka_unit_test(wire_a_clients_name_is_whole_or_refused),
         cmocka_unit_test(wire_text_brings_the_logprobs_of_its_ids_or_none),
         cmocka_unit_test(wire_open_and_result_bring_what_a_sampler_reads_and_gives),
         cmocka_unit_test(wire_plan_of_64_rows_packs_in_microseconds),
