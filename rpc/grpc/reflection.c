@@ -266,6 +266,7 @@ static grpc_byte_buffer *answer(const struct reflection *r, request_message *q)
 {
     response_message m = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
     m.valid_host = q->host;
+    q->base.n_unknown_fields = 0; /* protobuf-c reads tags that it does not read again once it has written them */
     m.original_request = q;
     switch (q->message_request_case) {
     case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_LIST_SERVICES:
