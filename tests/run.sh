@@ -3,7 +3,7 @@
 # line "N passed, N failed, N skipped" over everything. Under 25 minutes on two cores.
 #   --full           longer cases too: under 75 minutes    --nightly        all there is, without a limit
 #   --only PART      one part: unit, component, model, service, asan, tsan, fuzz
-#   --fuzz-seconds N time of each fuzz target (15; full 60, nightly 600)
+#   --fuzz-seconds N time of each fuzz target (10; full 60, nightly 600)
 #   SLUICE_BUILD_DIR (default ./build; sanitizer builds beside it), SLUICE_MODEL_DIR (what deploy/get_model.sh fetches: SmolLM2;
 #   from --full on Qwen2.5 and Gemma 3 too)
 set -uo pipefail
@@ -25,7 +25,7 @@ case $only in
 esac
 # Every test that is not of a longer tier runs in this one. Sanitizers run the fast ones only, whatever the tier.
 case $tier in
-fast) longer='^(full|nightly)$' default_fuzz_seconds=15 ;;
+fast) longer='^(full|nightly)$' default_fuzz_seconds=10 ;;
 full) longer='^nightly$' default_fuzz_seconds=60 ;;
 nightly) longer='^none$' default_fuzz_seconds=600 ;;
 esac
