@@ -15,8 +15,9 @@ READY_AGAIN_S = 5
 
 def start_clients(s):
     """[(call, prompt, answer tokens)]: four that run, one of them without a stream, and two that wait."""
-    jobs = [(ids(300 if i == 3 else 6, i), 600, f"r{i}", i != 2) for i in range(4)] + [(ids(6, 50 + i), 8, f"q{i}", i == 0) for i in range(2)]
-    calls = [(s.call(p, n, key=key, stream=stream), p, n) for p, n, key, stream in jobs]
+    calls = [(s.call(p := ids(300 if i == 3 else 6, i), 600, key=f"r{i}", stream=i != 2), p, 600) for i in range(4)]
+    s.wait_requests(decoding=4)  # or one of those that are to wait may come first
+    calls += [(s.call(p := ids(6, 50 + i), 8, key=f"q{i}", stream=i == 0), p, 8) for i in range(2)]
     for c, *_ in calls[:2]:
         c.wait_tokens(3)
     s.wait_requests(decoding=4, queued=2)
