@@ -146,10 +146,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     ask(data + 1, size - 1, data[0], LARGE_BUFFER, &a);
     ask(data + 1, size - 1, data[0], SMALL_BUFFER, &b);
-    if (a.status == STATUS_IO || b.status == STATUS_IO) { /* by its pieces libcurl sees a broken head before its end, or not */
-        CHECK(a.status != STATUS_OK && b.status != STATUS_OK);
+    if (a.status == STATUS_IO || b.status == STATUS_IO) /* by its pieces libcurl sees what is broken, or is through before */
         return 0;
-    }
     CHECK(a.status == b.status && a.err.retry_after_s == b.err.retry_after_s && strcmp(a.err.message, b.err.message) == 0);
     CHECK(a.n_events == b.n_events && a.n_tokens == b.n_tokens && a.n_used == b.n_used && a.text == b.text);
     return 0;
