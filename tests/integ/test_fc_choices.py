@@ -56,7 +56,7 @@ def fc_30_several_answers_outlive_two_coordinators():
         s.assert_quiet(ended=("coordinator",))
 
 
-@case("full", seconds=60)
+@case("full", seconds=120)
 def fc_32_several_answers_outlive_their_gateways():
     """Killed before the first text, while only one answer has begun, amid all, and when some have ended."""
     with Service(stages=2, slots=4, flags=QUICK) as s:

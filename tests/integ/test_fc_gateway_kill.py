@@ -234,7 +234,7 @@ def fc_gateway_absent_clients_leave_wait_and_come():
         s.assert_quiet()
 
 
-@case("full", seconds=60)
+@case("full", seconds=120)
 def fc_gateway_killed_at_any_moment_of_short_answers():
     """Answers that begin, run and end while gateways die: each client that was served at all has exactly its answer; whose connection ended
     before its request was read whole asks again. SIGUSR1 ends a gateway as it stands, like SIGKILL."""
