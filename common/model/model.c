@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/base/check.h"
+#include "common/base/utf8.h"
 #include "common/model/hparams_impl.h"
 
 enum { MAX_NAME = 96, MAX_VOCAB = 1 << 24 };
@@ -198,30 +199,14 @@ static enum status check_tensors(const struct model *m, struct error *err)
 
 /* --- opening --------------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the UTF-8 character at p, 0 if it is none or a control character. */
-static size_t character(const uint8_t *p, size_t n)
-{
-    size_t len = p[0] < 0x80                   ? 1
-                 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2
-                 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
-                 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
-                                               : 0;
-    if (len == 0 || len > n || p[0] < 0x20 || p[0] == 0x7f)
-        return 0;
-    for (size_t i = 1; i < len; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    if ((p[0] == 0xc2 && p[1] < 0xa0) || (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) ||
-        (p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] > 0x8f))
-        return 0;
-    return len;
-}
-
 void model_clean_name(struct text t, char *out, size_t size)
 {
     size_t at = 0, n = 0;
     while (at < t.len) {
-        size_t len = character((const uint8_t *)t.data + at, t.len - at);
+        uint32_t c;
+        size_t len = utf8_decode(t.data + at, t.len - at, &c);
+        if (len && utf8_is_control(c))
+            len = 0;
         if (n + (len ? len : 1) >= size)
             break;
         if (len)

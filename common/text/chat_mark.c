@@ -5,7 +5,7 @@
 
 #include "common/base/check.h"
 #include "common/text/tokenizer.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 
 enum { MARK_BYTES = sizeof TOKENIZER_MARK - 1 };
 

@@ -1,7 +1,7 @@
 #include "common/text/detokenizer.h"
 
 #include "common/text/tokenizer_impl.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 
 #define REPLACEMENT "\xef\xbf\xbd"
 

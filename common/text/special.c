@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 
 static int compare(const void *pa, const void *pb, void *context)
 {

@@ -6,7 +6,7 @@
 
 #include "common/base/rand.h"
 #include "common/text/pretokenizer.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 
 #define LOG_MODULE "tokenizer"
 #include "common/base/log.h"

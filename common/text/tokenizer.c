@@ -6,7 +6,7 @@
 #include "common/text/byte_level.h"
 #include "common/text/spm.h"
 #include "common/text/tokenizer_impl.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 #include "common/text/vocab.h"
 
 enum { MARK_BYTES = sizeof TOKENIZER_MARK - 1, UTF8_CHECK_BYTES = 64 << 10 };

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "common/base/check.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 
 #define KEY(name) "tokenizer.ggml." name
 

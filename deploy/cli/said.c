@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 
 size_t said_unfit(const char *p)
 {
@@ -11,7 +11,7 @@ size_t said_unfit(const char *p)
     if (!*p)
         return 0;
     unsigned n = utf8_decode(p, strnlen(p, 4), &c);
-    return n == 0 ? 1 : c < 0x20 || (c >= 0x7f && c < 0xa0) ? n : 0;
+    return n == 0 ? 1 : utf8_is_control(c) ? n : 0;
 }
 
 void said_make_plain(char *text)

@@ -335,7 +335,7 @@ static void finish_whole(struct completion *c)
     size_t bytes = 0;
     for (uint32_t i = 0; i < c->n; i++)
         bytes += c->choices[i].logprobs.len;
-    if (bytes > HERE_MAX_BYTES && server_build(c->x->gw->server, c->x) == STATUS_OK)
+    if (bytes > HERE_MAX_BYTES && server_hand_over(c->x->gw->server, c->x) == STATUS_OK)
         return;
     write_whole(c, &body);
     reply_whole(c, &body);

@@ -49,7 +49,7 @@ struct exchange_ops {
     void (*gone)(struct exchange *x);                              /* (locked) once: the client left */
     void (*room)(struct exchange *x);                              /* (locked) the output fell below EXCHANGE_OUT_LOW */
     void (*expire)(struct exchange *x, const struct error *why);   /* (locked) the process ends */
-    void (*build)(struct exchange *x);                             /* what server_build was asked for */
+    void (*build)(struct exchange *x);                             /* what server_hand_over leads to, once it is started */
     void (*fini)(struct exchange *x);                              /* the last reference went */
 };
 

@@ -239,7 +239,7 @@ static void *parser_main(void *arg)
     return NULL;
 }
 
-enum status server_build(struct server *s, struct exchange *x)
+enum status server_hand_over(struct server *s, struct exchange *x)
 {
     exchange_retain(x);
     enum status st = queue_push(s->large, &x);
@@ -251,13 +251,11 @@ enum status server_build(struct server *s, struct exchange *x)
 static void start_later(struct server *s, struct exchange *x)
 {
     struct error err;
-    exchange_retain(x);
-    if (queue_push(s->large, &x) == STATUS_OK)
+    if (server_hand_over(s, x) == STATUS_OK)
         return;
     error_set(&err, STATUS_FULL, "too many large bodies wait to be read");
     exchange_reply_error(x, &err);
     drop_body(s, x); /* start() never will */
-    exchange_release(x);
 }
 
 /* A request that is whole only when the last ones have been thrown out: nobody would wake its connection, and libmicrohttpd cannot stop

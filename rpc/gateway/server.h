@@ -33,8 +33,9 @@ void server_destroy(struct server *s, const struct error *why);
 void server_watch(struct server *s, struct exchange *x);
 void server_unwatch(struct server *s, struct exchange *x);
 
-/* (locked) x->ops->build is to be called, without the lock, on the thread that reads large bodies. STATUS_FULL: it will not be. */
-enum status server_build(struct server *s, struct exchange *x);
+/* (locked) The thread that reads large bodies goes on with it, without the lock: starts it or, if it is started, calls x->ops->build.
+ * STATUS_FULL: it does not. */
+enum status server_hand_over(struct server *s, struct exchange *x);
 
 /* An exchange whose connection another process began: listed, watched, ticked; and forgotten, with the list's reference. first: its
  * ticks come before those of the others, so it asks the coordinator for a slot before them. */

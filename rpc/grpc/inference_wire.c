@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/check.h"
+#include "common/base/utf8.h"
 #include "rpc/grpc/message.h"
 #include "rpc/grpc/sampler_wire.h"
 #include "rpc/proto/inference.pb-c.h"
@@ -110,7 +111,7 @@ enum status inference_wire_pack_request(const struct generate_request *r, grpc_b
 
 enum status inference_wire_check_text(struct bytes text, const char *name, struct error *err)
 {
-    size_t valid = message_utf8_prefix(text.data, text.len);
+    size_t valid = utf8_valid_len(text.data, text.len);
     if (valid != text.len)
         return error_param(err, STATUS_BAD_REQUEST, name, "", "%s is not UTF-8 at byte %zu of %zu", name, valid, text.len);
     return STATUS_OK;

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/utf8.h"
+
 grpc_byte_buffer *message_pack(const ProtobufCMessage *m)
 {
     grpc_slice s = grpc_slice_malloc(protobuf_c_message_get_packed_size(m));
@@ -74,34 +76,9 @@ enum status message_why(const struct arena *a)
     return a->limit_bytes ? STATUS_BAD_REQUEST : STATUS_OUT_OF_MEMORY;
 }
 
-/* Length of the valid character at p, 0 if there is none. */
-static size_t character(const unsigned char *p, size_t len)
-{
-    if (p[0] < 0x80)
-        return 1;
-    size_t n = p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : (p[0] & 0xf0) == 0xe0 ? 3 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4 : 0;
-    if (!n || len < n)
-        return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
-        (p[0] == 0xf4 && p[1] > 0x8f))
-        return 0;
-    return n;
-}
-
-size_t message_utf8_prefix(const char *data, size_t len)
-{
-    size_t at = 0, n;
-    while (at < len && (n = character((const unsigned char *)data + at, len - at)) != 0)
-        at += n;
-    return at;
-}
-
 ProtobufCBinaryData pb_field(const char *text, size_t size)
 {
-    size_t len = message_utf8_prefix(text, strnlen(text, size));
+    size_t len = utf8_valid_len(text, strnlen(text, size));
     return (ProtobufCBinaryData){.len = len, .data = (uint8_t *)(uintptr_t)text};
 }
 

@@ -25,9 +25,6 @@ void *message_unpack_buffer(const ProtobufCMessageDescriptor *d, struct arena *a
 /* After an unpacking that gave NULL: STATUS_BAD_REQUEST, or STATUS_OUT_OF_MEMORY, which is no fault of the sender's. */
 enum status message_why(const struct arena *a);
 
-/* The longest prefix of whole, valid UTF-8 characters. */
-size_t message_utf8_prefix(const char *data, size_t len);
-
 static inline ProtobufCBinaryData pb_bytes(struct bytes b)
 {
     return (ProtobufCBinaryData){.len = b.len, .data = (uint8_t *)(uintptr_t)b.data};

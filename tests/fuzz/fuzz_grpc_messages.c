@@ -10,6 +10,7 @@
 #include <grpc/slice.h>
 
 #include "common/base/check.h"
+#include "common/base/utf8.h"
 #include "rpc/grpc/admin_wire.h"
 #include "rpc/grpc/error_wire.h"
 #include "rpc/grpc/inference_wire.h"
@@ -35,7 +36,7 @@ static void check_request(const struct generate_request *r)
     CHECK(resume->usage.queue_ms >= 0 && resume->usage.prompt_ms >= 0 && isfinite(resume->usage.decode_ms));
     for (uint32_t i = 0; i < r->n_stops; i++)
         CHECK(r->stop[i].len >= 1 && r->stop[i].len <= MAX_STOP_BYTES);
-    CHECK(message_utf8_prefix(r->text.data, r->text.len) == r->text.len);
+    CHECK(utf8_valid_len(r->text.data, r->text.len) == r->text.len);
     uint32_t sum = 0;
     for (size_t i = 0; i < r->n_ids; i++)
         sum += r->ids[i];
@@ -112,7 +113,7 @@ static void try_trailers(const uint8_t *data, size_t len)
     error_from_trailers(t.code, t.message, &own, &again);
     check_error(&again, code == GRPC_STATUS_OK);
     CHECK(again.status == e.status && again.retry_after_s == e.retry_after_s);
-    CHECK(strncmp(again.message, e.message, message_utf8_prefix(e.message, strlen(e.message))) == 0);
+    CHECK(strncmp(again.message, e.message, utf8_valid_len(e.message, strlen(e.message))) == 0);
     error_trailers_fini(&t);
     grpc_slice_unref(md.value);
     grpc_slice_unref(message);

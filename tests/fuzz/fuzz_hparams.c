@@ -13,7 +13,7 @@
 #include "common/base/log.h"
 #include "common/model/hparams.h"
 #include "common/model/split.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 #include "stage/forward.h"
 #include "stage/weights.h"
 #include "tests/unit/model/gguf_maker.h"

@@ -11,7 +11,7 @@
 
 #include "common/base/check.h"
 #include "common/text/pretokenizer_impl.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

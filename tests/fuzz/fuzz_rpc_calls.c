@@ -15,6 +15,7 @@
 #include <grpc/slice.h>
 
 #include "common/base/check.h"
+#include "common/base/utf8.h"
 #include "rpc/grpc/admin_api.h"
 #include "rpc/grpc/inference_wire.h"
 #include "rpc/grpc/message.h"
@@ -155,7 +156,7 @@ void __wrap_rpc_timer_cancel(struct rpc_loop *l, struct rpc_timer *t)
 
 static int is_utf8(struct bytes t)
 {
-    return message_utf8_prefix(t.data, t.len) == t.len;
+    return utf8_valid_len(t.data, t.len) == t.len;
 }
 
 static void tokenize(void *ctx, struct unary_call *call, struct bytes text, int add_special, int parse_special)

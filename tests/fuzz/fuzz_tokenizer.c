@@ -22,7 +22,7 @@
 #include "common/text/detokenizer.h"
 #include "common/text/pretokenizer.h"
 #include "common/text/tokenizer_impl.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 #include "tests/unit/text/vocabulary_maker.h"
 
 enum { MAX_MORE = 64, MAX_MERGES = 64, MAX_TOKENS = 258 + MAX_MORE, MAX_TEXT = 4096, MAX_IDS = 5 * MAX_TEXT };

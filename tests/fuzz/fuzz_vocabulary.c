@@ -12,7 +12,7 @@
 #include "common/base/check.h"
 #include "common/base/log.h"
 #include "common/text/detokenizer.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 
 enum { MAX_TEXT = 2048, MAX_IDS = 5 * MAX_TEXT };
 

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "common/base/rand.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 #include "coordinator/output.h"
 #include "tests/unit/text/vocabulary_maker.h"
 

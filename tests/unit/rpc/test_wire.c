@@ -12,6 +12,7 @@
 #include <grpc/slice.h>
 
 #include "common/base/clock.h"
+#include "common/base/utf8.h"
 #include "coordinator/request.h"
 #include "rpc/grpc/inference_wire.h"
 #include "rpc/grpc/message.h"
@@ -115,12 +116,12 @@ static void wire_texts_end_at_whole_characters(void **state)
 {
     char out[8];
     (void)state;
-    assert_int_equal(message_utf8_prefix("ab\xe2\x82", 4), 2);
-    assert_int_equal(message_utf8_prefix("\xe2\x82\xac", 3), 3);
-    assert_int_equal(message_utf8_prefix("\xed\xa0\x80", 3), 0); /* a surrogate */
-    assert_int_equal(message_utf8_prefix("\xc1\x81", 2), 0);     /* overlong */
-    assert_int_equal(message_utf8_prefix("\xf4\x90\x80\x80", 4), 0);
-    assert_int_equal(message_utf8_prefix("\xf0\x9f\x98\x80", 4), 4);
+    assert_int_equal(utf8_valid_len("ab\xe2\x82", 4), 2);
+    assert_int_equal(utf8_valid_len("\xe2\x82\xac", 3), 3);
+    assert_int_equal(utf8_valid_len("\xed\xa0\x80", 3), 0); /* a surrogate */
+    assert_int_equal(utf8_valid_len("\xc1\x81", 2), 0);     /* overlong */
+    assert_int_equal(utf8_valid_len("\xf4\x90\x80\x80", 4), 0);
+    assert_int_equal(utf8_valid_len("\xf0\x9f\x98\x80", 4), 4);
     field_pb(out, sizeof out, (ProtobufCBinaryData){.len = 20, .data = (uint8_t *)(uintptr_t) "0123456789abcdefghij"});
     assert_string_equal(out, "0123456");
     field_pb(out, sizeof out, (ProtobufCBinaryData){.len = 5, .data = (uint8_t *)(uintptr_t) "ab\0cd"});

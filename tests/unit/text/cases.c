@@ -12,7 +12,7 @@
 
 #include "common/base/rand.h"
 #include "common/text/detokenizer.h"
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 #include "vectors.h"
 
 /* The reference puts BOS before a text that starts with it; Sluice never doubles it (FC-60). */

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "common/text/utf8.h"
+#include "common/base/utf8.h"
 
 enum { TYPE_U32 = 4, TYPE_I32 = 5, TYPE_F32 = 6, TYPE_BOOL = 7, TYPE_TEXT = 8, TYPE_ARRAY = 9, AT_N_KEYS = 16 };
 
